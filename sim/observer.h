@@ -1,0 +1,143 @@
+/* What a run reports while it happens: fixed-size rows through one struct of function pointers.
+ *
+ * sim/ emits, reports/ turns rows into a database; nothing else knows both. Strings are borrowed for the call.
+ * Every row is deterministic except the members marked [timing]: two runs of one scenario agree in all others.
+ *
+ * Two time axes (docs/METHOD.md "Time"): schedule time decides the order of everything; meter time is what metrics use.
+ * With clock "recorded" or pace "measured" they are tied; with the default pace they differ in step lengths only.
+ * Threads: called from the run's thread. A callback that fails ends the run with its error. */
+#ifndef CEDAR_SIM_OBSERVER_H
+#define CEDAR_SIM_OBSERVER_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/status.h"
+
+/* Once per scenario execution. */
+typedef struct cedar_manifest_row {
+    const char *cedar_version, *commit;     /* commit "" when unknown */
+    bool commit_dirty;
+    const char *compiler, *build_flags;
+    const char *scenario_path, *scenario_text, *scenario_hash;
+    const char *overrides;                  /* key=value words of the command line, JSON array */
+    const char *machine;                    /* JSON: cpu, cores, memory_bytes, os */
+    const char *started_at;                 /* [timing] ISO 8601 UTC */
+    uint64_t seed;
+} cedar_manifest_row;
+
+/* One run{...}: an arm, a point of a sweep. */
+typedef struct cedar_run_row {
+    int64_t run_id;                         /* 1, 2, ... within the database */
+    const char *label, *config_json, *config_hash;
+    const char *model_name, *model_hash, *model_origin;   /* origin: "checkpoint PATH" or "synthetic seed N" */
+    const char *trace_paths, *trace_hash;
+    const char *backend, *arith, *clock, *replay;
+    uint64_t seed;
+    uint32_t lanes, vocab, window, page_tokens;
+    uint64_t kv_token_bytes_x1000;          /* global KV and index keys per token, times 1000 */
+    uint64_t window_snap_bytes;             /* stored windows of one position */
+    uint64_t plan_total_bytes;
+} cedar_run_row;
+
+/* One session tree played by a lane. */
+typedef struct cedar_session_row {
+    int64_t run_id, session_id;             /* session_id 1, 2, ... in starting order within the run */
+    int32_t lane, pass;                     /* pass: how often the lane has taken a new tree before */
+    const char *trace_id;
+    uint32_t streams, requests_planned, requests_done;
+    int64_t start_sched_ns, end_sched_ns;
+    int64_t start_ns, end_ns;               /* [timing] meter */
+    const char *outcome;                    /* "finished" | "cut" | "overflow" */
+} cedar_session_row;
+
+typedef enum cedar_miss_reason {            /* why a prompt token was not served from the prefix cache */
+    CEDAR_MISS_NONE, CEDAR_MISS_COLD, CEDAR_MISS_EVICTED, CEDAR_MISS_PAGE_TAIL, CEDAR_MISS_NO_WINDOWS,
+    CEDAR_MISS_SHORT_HIT, CEDAR_MISS_OFF
+} cedar_miss_reason;
+
+typedef struct cedar_request_row {
+    int64_t run_id, request_id, session_id; /* request_id 1, 2, ... in arrival order within the run */
+    int32_t lane, stream, turn;
+    const char *trace_id, *phase;           /* phase "profiling" (the AgentX rules add "primer" and "warmup") */
+    uint32_t in_recorded, out_recorded;     /* tokens in the trace */
+    uint32_t in_tokens, out_tokens;         /* tokens replayed (after length scale) */
+    uint32_t hit_tokens;                    /* prefix adopted from the cache */
+    uint32_t matched_tokens;                /* prefix found in the cache, adopted or not */
+    uint32_t replayed_tokens;               /* fed again to rebuild windows */
+    uint32_t trimmed_tokens;                /* prompt rows that skipped the layers behind the cut */
+    uint32_t prefill_steps, decode_steps;
+    uint32_t blocks_total, blocks_hit_theory; /* infinite cache, one seen-set per trace */
+    uint32_t provenance_depth;              /* earlier replays that produced adopted rows */
+    cedar_miss_reason miss;
+    int64_t arrival_sched_ns, admit_sched_ns, first_sched_ns, last_sched_ns;
+    int64_t arrival_ns, admit_ns, first_ns, last_ns;   /* [timing] meter: arrival, admission, first and last token */
+    const char *error;                      /* "" or a sentence; then first/last may be -1 */
+} cedar_request_row;
+
+typedef struct cedar_step_row {
+    int64_t run_id, step_id;
+    uint32_t entries, prefill_entries, decode_entries;
+    uint32_t rows, prefill_rows, decode_rows, replayed_rows, kept_rows;
+    bool trimmed;
+    const char *graph;                      /* "none" on the CPU */
+    uint32_t waiting, running;              /* requests after planning */
+    uint32_t pages_free, pages_cached;
+    uint64_t kv_bytes_used;                 /* pages in use, cached ones included */
+    uint64_t window_bytes_stored;           /* snapshots held by the prefix cache */
+    int64_t start_sched_ns, end_sched_ns;
+    int64_t start_ns, duration_ns;          /* [timing] meter start; measured or recorded duration */
+    int64_t plan_ns;                        /* [timing] host time spent planning */
+} cedar_step_row;
+
+/* One scored position: the run's arm (Q) against exact recomputation (P) on the same forced tokens. */
+typedef struct cedar_quality_row {
+    int64_t run_id, request_id;
+    uint32_t pos;                           /* absolute position whose next token is predicted */
+    int32_t offset;                         /* pos - hit (encoder replay) or pos - prompt end + 1 (decoder replay) */
+    uint32_t hit_tokens, prompt_tokens;
+    int32_t token;                          /* forced next token */
+    double kl_pq, kl_qp, js;                /* nats, full vocabulary */
+    double logp_p, logp_q;                  /* of the forced token */
+    double top1_prob_p, margin_p;           /* P(top1), P(top1) - P(top2) */
+    double ratio_max;                       /* max |log P - log Q| over P > 1e-4 */
+    bool top1_same;
+} cedar_quality_row;
+
+typedef struct cedar_run_end_row {
+    int64_t run_id;
+    const char *status;                     /* "finished" | "failed" | "interrupted" */
+    const char *error;
+    uint64_t event_hash;
+    uint64_t requests, sessions, steps, quality_rows;
+    uint64_t requests_unfinished, sessions_unfinished;   /* cut at the end: never dropped silently */
+    int64_t end_sched_ns;
+    int64_t end_ns, wall_ns;                /* [timing] */
+} cedar_run_end_row;
+
+/* A check the scenario makes: expect{...}. */
+typedef struct cedar_expect_row {
+    const char *what, *detail;
+    bool ok;
+} cedar_expect_row;
+
+typedef struct cedar_observer {
+    void *self;
+    cedar_status (*manifest)(void *self, const cedar_manifest_row *row, cedar_err *err);
+    cedar_status (*run_begin)(void *self, const cedar_run_row *row, cedar_err *err);
+    cedar_status (*session)(void *self, const cedar_session_row *row, cedar_err *err);
+    cedar_status (*request)(void *self, const cedar_request_row *row, cedar_err *err);
+    cedar_status (*step)(void *self, const cedar_step_row *row, cedar_err *err);
+    cedar_status (*quality)(void *self, const cedar_quality_row *row, cedar_err *err);
+    cedar_status (*run_end)(void *self, const cedar_run_end_row *row, cedar_err *err);
+    cedar_status (*expect)(void *self, const cedar_expect_row *row, cedar_err *err);
+} cedar_observer;
+
+/* Durations of an earlier run, for clock "recorded". */
+typedef struct cedar_recorded {
+    int64_t *step_ns;                       /* [count], by step_id - 1 */
+    uint64_t count;
+    uint64_t event_hash;
+} cedar_recorded;
+
+#endif

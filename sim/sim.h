@@ -1,0 +1,87 @@
+/* Runs: N lanes of recorded sessions against an engine, under a clock, into an observer.
+ *
+ * Ownership   cedar_run_opts owns its strings (set through cedar_opts_set); a run owns everything else it makes.
+ * Threads     A run uses the caller's thread and the engine's own.
+ * Errors      base/status.h. Nothing here prints. */
+#ifndef CEDAR_SIM_SIM_H
+#define CEDAR_SIM_SIM_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/status.h"
+#include "sim/observer.h"
+
+/* --- options: one table for Lua, the command line, the database and the help -------------------------------------- */
+
+typedef enum cedar_opt_type { CEDAR_OPT_INT, CEDAR_OPT_REAL, CEDAR_OPT_BOOL, CEDAR_OPT_STRING, CEDAR_OPT_CHOICE } cedar_opt_type;
+
+typedef struct cedar_opt_info {
+    const char *key;
+    cedar_opt_type type;
+    const char *value_default;      /* as text */
+    double lo, hi;                  /* numbers: allowed range */
+    const char *choices;            /* CEDAR_OPT_CHOICE: "a|b|c" */
+    const char *help;               /* one line, with the unit */
+} cedar_opt_info;
+
+/* The table, in the order of the documentation; *count entries. */
+const cedar_opt_info *cedar_opt_table(size_t *count);
+
+typedef struct cedar_run_opts cedar_run_opts;
+
+cedar_status cedar_opts_new(cedar_run_opts **out, cedar_err *err) CEDAR_USE_RESULT;      /* all defaults */
+cedar_status cedar_opts_copy(const cedar_run_opts *o, cedar_run_opts **out, cedar_err *err) CEDAR_USE_RESULT;
+void cedar_opts_free(cedar_run_opts *o);
+
+/* Sets a key from text. An unknown key names the nearest known one; a value out of range names the range. */
+cedar_status cedar_opts_set(cedar_run_opts *o, const char *key, const char *value, cedar_err *err) CEDAR_USE_RESULT;
+const char *cedar_opts_get(const cedar_run_opts *o, const char *key);                    /* text; NULL for unknown keys */
+
+/* All keys and values in table order, as JSON; *out is owned by the caller (cedar_free). */
+cedar_status cedar_opts_json(const cedar_run_opts *o, char **out, cedar_err *err) CEDAR_USE_RESULT;
+
+/* Nearest known word within an edit distance that makes sense, or NULL. words [count]. */
+const char *cedar_nearest(const char *word, const char *const *words, size_t count);
+
+/* --- running -------------------------------------------------------------------------------------------------------- */
+
+typedef struct cedar_progress {
+    const char *label;
+    uint64_t done, total;           /* requests */
+    uint64_t tokens, steps;
+    int64_t elapsed_wall_ns;
+} cedar_progress;
+
+/* What the caller lends a run. */
+typedef struct cedar_run_host {
+    const cedar_observer *observer;
+    const char *data_dir;           /* where scenarios/models and traces are, when a path is not found as given */
+    const cedar_recorded *recorded; /* durations for clock "recorded"; NULL otherwise */
+    void (*progress)(void *self, const cedar_progress *p);   /* may be NULL */
+    void *self;
+    const volatile int *stop;       /* set to non-zero to end the run early ("interrupted"); may be NULL */
+} cedar_run_host;
+
+/* Summary of a run, for the scenario and the table at the end. Times of the meter axis. */
+typedef struct cedar_run_result {
+    int64_t run_id;
+    char label[64], replay[16], status[16];
+    uint64_t event_hash;
+    uint64_t requests, errors, sessions, steps;
+    uint64_t in_tokens, out_tokens, hit_tokens, replayed_tokens, trimmed_tokens;
+    double ttft_p50_ms, ttft_p90_ms, itl_p50_ms, itl_p90_ms;
+    double interactivity_p90;       /* 1 / p90(ITL), tok/s/user */
+    double total_tok_s, output_tok_s, span_s;
+    double hit_rate;                /* adopted prompt tokens / prompt tokens */
+    uint64_t kv_bytes_peak, window_bytes_peak;
+    uint64_t quality_rows;
+    double kl_mean, kl_p99, top1_rate, dlogp_mean;   /* NaN without quality rows */
+} cedar_run_result;
+
+/* Plays one run. run_id: its number in the database. On CEDAR_E_INTERRUPT the database is complete up to there. */
+cedar_status cedar_run(const cedar_run_opts *opts, int64_t run_id, const cedar_run_host *host, cedar_run_result *out,
+                       cedar_err *err) CEDAR_USE_RESULT;
+
+#endif
