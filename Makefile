@@ -34,7 +34,10 @@ ARITHS    := WIDE F32 BF16
 CPUSRC    := $(wildcard engine/cpu/*.c)
 OPSRC     := $(wildcard engine/cpu/ops/*.c)
 OPOBJ     := $(foreach a,$(ARITHS),$(OPSRC:%.c=$(BUILD)/%.$(a).o))
-LIBOBJ    := $(LIBSRC:%.c=$(BUILD)/%.o) $(CPUSRC:%.c=$(BUILD)/%.o) $(OPOBJ) $(BUILD)/reports/chartjs.o
+# Files embedded as they are: SQL, and the style and script of the HTML report.
+EMBED     := schema.sql views.sql report.css report.js
+EMBEDOBJ  := $(EMBED:%=$(BUILD)/reports/%.o)
+LIBOBJ    := $(LIBSRC:%.c=$(BUILD)/%.o) $(CPUSRC:%.c=$(BUILD)/%.o) $(OPOBJ) $(BUILD)/reports/chartjs.o $(EMBEDOBJ)
 LIB       := $(BUILD)/libcedar.a
 TESTSRC   := $(wildcard tests/test_*.c)
 TESTBIN   := $(TESTSRC:tests/%.c=$(BUILD)/tests/%)
@@ -75,6 +78,10 @@ CHARTJS := /usr/share/javascript/chart.js/chart.min.js
 $(BUILD)/reports/chartjs.o: $(CHARTJS)
 	@mkdir -p $(@D)
 	cd $(dir $(CHARTJS)) && ld -r -b binary -z noexecstack -o $(abspath $@) chart.min.js
+
+$(EMBEDOBJ): $(BUILD)/reports/%.o: reports/%
+	@mkdir -p $(@D)
+	cd reports && ld -r -b binary -z noexecstack -o $(abspath $@) $*
 
 # Changed flags rebuild everything of the configuration.
 $(BUILD)/flags: FORCE

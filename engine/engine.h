@@ -194,6 +194,7 @@ typedef struct cedar_engine_opts {
     uint32_t step_rows;         /* most rows in one step */
     uint32_t step_seqs;         /* most entries in one step */
     uint32_t verify_rows;       /* most rows cedar_seq_truncate may take back */
+    bool wo_a_fp8;              /* deployment variant: quantise the input of wo_a with FP8Q32 (spec/model.md 2.8) */
     uint64_t weight_cache_bytes;/* decode weights ahead if they fit this; else per use. Same bits either way. */
 } cedar_engine_opts;
 
@@ -312,6 +313,11 @@ typedef void (*cedar_tap_fn)(void *self, cedar_tap_kind kind, int32_t layer, int
 
 /* Sets (NULL: clears) the tap. With a tap set, steps run on one thread. */
 void cedar_engine_tap(cedar_engine *e, cedar_tap_fn fn, void *self);
+
+/* Replaces the input of a layer: called once per row before layer `layer` >= 1 with its streams h [hc * hidden] and pre
+ * [hc], which the hook may overwrite (then it returns true). Lets an engine be checked one block deep. */
+typedef bool (*cedar_inject_fn)(void *self, int32_t layer, int32_t seq, uint32_t pos, double *h, double *pre);
+void cedar_engine_inject(cedar_engine *e, cedar_inject_fn fn, void *self);
 
 /* Packed bytes of global entries [first, first + count) of a KV source: kv records [count, head_dim/2 + head_dim/16]
  * and index records [count, index_dim/2 + index_dim/32], codes then scales; either pointer may be NULL. */

@@ -4,6 +4,7 @@
 #ifndef CEDAR_ENGINE_MODEL_INT_H
 #define CEDAR_ENGINE_MODEL_INT_H
 
+#include "base/rng.h"
 #include "engine/engine.h"
 
 typedef enum cedar_weight_kind {
@@ -17,6 +18,7 @@ typedef enum cedar_weight_kind {
 
 typedef struct cedar_weight {
     cedar_weight_kind kind;
+    uint32_t index;             /* place in the order of cedar_tensors_visit, which sets it */
     int64_t rows, cols;         /* logical shape; vectors are [1, cols] */
     const uint8_t *data;        /* may be unaligned (mapped file) */
     const uint8_t *scale;       /* NULL for BF16 and F32 */
@@ -55,6 +57,14 @@ struct cedar_model {
     void (*storage_free)(void *storage);
 };
 
+/* Reads a config.json text; `path` goes into messages and names the shape. */
+cedar_status cedar_config_parse(const char *text, size_t bytes, const char *path, cedar_config *out,
+                                cedar_err *err) CEDAR_USE_RESULT;
+
+/* An empty model of a shape: blocks and experts allocated, no weights, identity token map (id modulo the compressed
+ * vocabulary). Owned by the caller (cedar_model_close). */
+cedar_status cedar_model_new(const cedar_config *c, cedar_model **out, cedar_err *err) CEDAR_USE_RESULT;
+
 /* One logical tensor of a shape, without its companion scale. */
 typedef struct cedar_tensor_info {
     char name[96];              /* official name, e.g. "layers.3.attn.wq_a.weight" */
@@ -68,12 +78,36 @@ typedef struct cedar_tensor_info {
 /* Visits every text tensor of the shape in the official order. m may be NULL (counting only). A visit that returns
  * non-zero stops the walk, which returns it. */
 cedar_status cedar_tensors_visit(const cedar_config *c, cedar_model *m,
-                                 cedar_status (*visit)(void *self, const cedar_tensor_info *t, cedar_err *err), void *self,
-                                 cedar_err *err) CEDAR_USE_RESULT;
+                                 cedar_status (*visit)(void *self, const cedar_tensor_info *t, cedar_err *err),
+                                 void *self, cedar_err *err) CEDAR_USE_RESULT;
 
 /* Stored bytes of a tensor's data and of its scales. */
 uint64_t cedar_tensor_data_bytes(const cedar_tensor_info *t);
 uint64_t cedar_tensor_scale_bytes(const cedar_tensor_info *t);
+
+/* How synthetic values of one tensor are made (synth.c): a pure function of seed, tensor and element, in integers only,
+ * so that any device makes the same bits. */
+enum { CEDAR_SYNTH_LEVELS = 1021 };     /* sums of four bytes: 0 .. 1020, nearly normal */
+
+typedef struct cedar_synth_recipe {
+    uint64_t key, scale_key;            /* streams of elements and of scale bytes (base/rng.h) */
+    int64_t split;                      /* columns from here on use table[1] */
+    uint8_t scale_base;                 /* scale byte i is scale_base + {0, 1, 2}[rng_below(scale_key, i, 3)] */
+    uint32_t table[2][CEDAR_SYNTH_LEVELS];  /* stored bits of a level: a byte, a nibble, a bf16 or a float */
+} cedar_synth_recipe;
+
+void cedar_synth_recipe_make(uint64_t seed, const cedar_tensor_info *t, cedar_synth_recipe *out);
+
+/* Sum of the four bytes. */
+static inline uint32_t cedar_synth_sum(uint32_t half) {
+    half = (half & 0x00ff00ffu) + (half >> 8 & 0x00ff00ffu);
+    return (half & 0xffffu) + (half >> 16);
+}
+
+/* Level of element i (row major): the sum of the bytes of half i%2 (0 = low) of stream number i/2. */
+static inline uint32_t cedar_synth_level(uint64_t key, uint64_t i) {
+    return cedar_synth_sum((uint32_t)(cedar_rng_at(key, i >> 1) >> (i % 2 * 32)));
+}
 
 /* A safetensors file mapped read-only (safetensors.c). */
 typedef struct cedar_safetensors cedar_safetensors;

@@ -1,6 +1,8 @@
-/* Scenarios: sandboxed Lua programs over a few verbs. No Lua type appears here.
+/* Scenarios: sandboxed Lua programs over a few verbs (docs/SCENARIOS.md). No Lua type appears here.
  *
- * Threads     The caller's. Errors: base/status.h; messages name the scenario's file and line. */
+ * Ownership   The caller owns everything it passes; nothing of it is kept after cedar_script_run.
+ * Threads     The caller's. Allocation: base/mem.h, all of it, up to memory_max.
+ * Errors      base/status.h; messages name the scenario's file and line. Nothing here prints. */
 #ifndef CEDAR_LUA_SCRIPT_H
 #define CEDAR_LUA_SCRIPT_H
 
@@ -18,7 +20,7 @@ typedef struct cedar_script_host {
     cedar_status (*run)(void *self, const cedar_run_opts *opts, cedar_run_result *out, cedar_err *err);
     /* Records an expectation; ok or not, the scenario goes on. */
     cedar_status (*expect)(void *self, const char *what, bool ok, const char *detail, cedar_err *err);
-    /* print(...) and note(...) of the scenario. */
+    /* One print(...) or note(...) of the scenario, without newline at the end; NULL throws the text away. */
     void (*print)(void *self, const char *text);
 } cedar_script_host;
 
@@ -29,10 +31,19 @@ typedef struct cedar_script_opts {
     const char *const *overrides;           /* "key=value": win over every run{...} */
     size_t override_count;
     uint64_t seed;                          /* of random() */
-    uint64_t instructions_max;              /* 0 = default */
+    uint64_t instructions_max;              /* 0 = CEDAR_SCRIPT_INSTRUCTIONS */
+    uint64_t memory_max;                    /* bytes; 0 = CEDAR_SCRIPT_MEMORY */
+    const volatile int *stop;               /* non-zero ends the scenario with CEDAR_E_INTERRUPT; may be NULL */
 } cedar_script_opts;
 
-/* Runs a scenario. CEDAR_E_SCRIPT for errors in it, CEDAR_E_EXPECT when an expectation failed. */
-cedar_status cedar_script_run(const cedar_script_opts *opts, const cedar_script_host *host, cedar_err *err) CEDAR_USE_RESULT;
+#define CEDAR_SCRIPT_INSTRUCTIONS 500000000ull
+#define CEDAR_SCRIPT_MEMORY (256ull << 20)
+
+/* Runs a scenario. CEDAR_E_SCRIPT for errors in it, CEDAR_E_ARG for bad overrides (before anything runs),
+ * CEDAR_E_EXPECT when it came to its end and an expectation failed. A failing callback becomes an error of the
+ * scenario with the callback's code; the scenario may catch it with pcall, except CEDAR_E_INTERRUPT and CEDAR_E_DB,
+ * which end it. */
+cedar_status cedar_script_run(const cedar_script_opts *opts, const cedar_script_host *host,
+                              cedar_err *err) CEDAR_USE_RESULT;
 
 #endif

@@ -15,7 +15,14 @@
 
 /* --- options: one table for Lua, the command line, the database and the help -------------------------------------- */
 
-typedef enum cedar_opt_type { CEDAR_OPT_INT, CEDAR_OPT_REAL, CEDAR_OPT_BOOL, CEDAR_OPT_STRING, CEDAR_OPT_CHOICE } cedar_opt_type;
+typedef enum cedar_opt_type {
+    CEDAR_OPT_INT,      /* whole number */
+    CEDAR_OPT_REAL,     /* decimal number with at most 6 digits after the point */
+    CEDAR_OPT_RATIO,    /* "1/64", or a decimal number */
+    CEDAR_OPT_BOOL,     /* true | false */
+    CEDAR_OPT_STRING,
+    CEDAR_OPT_CHOICE
+} cedar_opt_type;
 
 typedef struct cedar_opt_info {
     const char *key;
@@ -24,6 +31,7 @@ typedef struct cedar_opt_info {
     double lo, hi;                  /* numbers: allowed range */
     const char *choices;            /* CEDAR_OPT_CHOICE: "a|b|c" */
     const char *help;               /* one line, with the unit */
+    size_t place;                   /* private to sim/options.c */
 } cedar_opt_info;
 
 /* The table, in the order of the documentation; *count entries. */
@@ -35,17 +43,26 @@ cedar_status cedar_opts_new(cedar_run_opts **out, cedar_err *err) CEDAR_USE_RESU
 cedar_status cedar_opts_copy(const cedar_run_opts *o, cedar_run_opts **out, cedar_err *err) CEDAR_USE_RESULT;
 void cedar_opts_free(cedar_run_opts *o);
 
-/* Sets a key from text. An unknown key names the nearest known one; a value out of range names the range. */
+/* Sets a key from text. An unknown key names the nearest known one; a value out of range names the range. A failed call
+ * changes nothing. */
 cedar_status cedar_opts_set(cedar_run_opts *o, const char *key, const char *value, cedar_err *err) CEDAR_USE_RESULT;
-const char *cedar_opts_get(const cedar_run_opts *o, const char *key);                    /* text; NULL for unknown keys */
+const char *cedar_opts_get(const cedar_run_opts *o, const char *key);   /* text; NULL for unknown keys */
 
-/* All keys and values in table order, as JSON; *out is owned by the caller (cedar_free). */
+/* All keys and values in table order, as one JSON object; *out is owned by the caller (cedar_free). */
 cedar_status cedar_opts_json(const cedar_run_opts *o, char **out, cedar_err *err) CEDAR_USE_RESULT;
+
+/* The options that cedar_opts_json wrote (`name` goes into messages). Every key must be there. */
+cedar_status cedar_opts_parse(const char *json, const char *name, cedar_run_opts **out,
+                              cedar_err *err) CEDAR_USE_RESULT;
+
+/* Checks that concern several keys, or need a value that has no default (trace). cedar_run calls it; scenarios call it
+ * for every point before the first one is played. */
+cedar_status cedar_opts_check(const cedar_run_opts *o, cedar_err *err) CEDAR_USE_RESULT;
 
 /* Nearest known word within an edit distance that makes sense, or NULL. words [count]. */
 const char *cedar_nearest(const char *word, const char *const *words, size_t count);
 
-/* --- running -------------------------------------------------------------------------------------------------------- */
+/* --- running ------------------------------------------------------------------------------------------------------ */
 
 typedef struct cedar_progress {
     const char *label;

@@ -1,0 +1,81 @@
+/* Selection: top-k and the candidate pool, with one tie rule (spec/model.md 2.7). */
+#include "engine/cpu/ops/ops.h"
+
+/* True if (score a, id a) is picked before (b): higher score, then lower id. -0 equals +0. */
+static bool before(real a, int32_t ia, real b, int32_t ib) { return a > b || (a == b && ia < ib); }
+
+/* Heap with the worst pick on top. */
+static void sift_down(real *score, int32_t *ids, int n, int i) {
+    for (;;) {
+        int worst = i;
+        for (int c = 2 * i + 1; c <= 2 * i + 2 && c < n; c++)
+            if (before(score[worst], ids[worst], score[c], ids[c])) worst = c;
+        if (worst == i) return;
+        real s = score[i];
+        int32_t id = ids[i];
+        score[i] = score[worst];
+        ids[i] = ids[worst];
+        score[worst] = s;
+        ids[worst] = id;
+        i = worst;
+    }
+}
+
+/* Ascending by id: heap sort, so that long lists with any order cost n log n. */
+static void sort_ids(int32_t *ids, int n) {
+    for (int start = n / 2 - 1, end = n; end > 1;) {
+        if (start >= 0) {
+            start--;
+        } else {
+            end--;
+            int32_t t = ids[0];
+            ids[0] = ids[end];
+            ids[end] = t;
+        }
+        for (int i = start + 1;;) {
+            int big = i;
+            for (int c = 2 * i + 1; c <= 2 * i + 2 && c < end; c++)
+                if (ids[c] > ids[big]) big = c;
+            if (big == i) break;
+            int32_t t = ids[i];
+            ids[i] = ids[big];
+            ids[big] = t;
+            i = big;
+        }
+    }
+}
+
+int OP(top_k)(const real *score, const int32_t *names, int count, int k, int32_t *ids, real *heap_score) {
+    int n = 0;
+    for (int i = 0; i < count; i++) {
+        real s = score[i];
+        if (!(s > -INFINITY)) continue;
+        int32_t id = names ? names[i] : i;
+        if (n < k) {
+            heap_score[n] = s;
+            ids[n++] = id;
+            if (n == k)
+                for (int j = n / 2 - 1; j >= 0; j--) sift_down(heap_score, ids, n, j);
+        } else if (before(s, id, heap_score[0], ids[0])) {
+            heap_score[0] = s;
+            ids[0] = id;
+            sift_down(heap_score, ids, n, 0);
+        }
+    }
+    sort_ids(ids, n);
+    for (int i = n; i < k; i++) ids[i] = -1;
+    return n;
+}
+
+int OP(candidate_blocks)(const real *score, int visible, int block, int blocks_max, int32_t *ids, real *block_score,
+                         real *heap_score) {
+    int blocks = (visible + block - 1) / block;
+    for (int b = 0; b < blocks; b++) {
+        real top = -INFINITY;
+        for (int j = b * block; j < (b + 1) * block && j < visible; j++)
+            if (score[j] > top) top = score[j];
+        block_score[b] = top;
+    }
+    if (blocks) block_score[blocks - 1] = INFINITY;     /* the newest visible entry's block is always kept */
+    return OP(top_k)(block_score, NULL, blocks, blocks_max, ids, heap_score);
+}

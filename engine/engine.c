@@ -1,0 +1,386 @@
+/* Engines: bookkeeping of sequences and KV pages over a backend. Owns no numerics. */
+#include "engine/engine.h"
+
+#include <string.h>
+#include <time.h>
+
+#include "base/mem.h"
+#include "engine/backend.h"
+
+struct cedar_engine {
+    const cedar_model *model;
+    const cedar_config *config;
+    cedar_engine_opts opts;
+    cedar_layout layout;
+    const cedar_backend *backend;
+    void *impl;
+    cedar_seq_state *seqs;              /* [seq_count] */
+    uint32_t pages_per_seq;             /* longest page table */
+    int32_t *page_refs;                 /* [page_count] */
+    int32_t *page_free;                 /* [free_count] stack, lowest id on top */
+    uint32_t free_count;
+    int32_t *tokens_block, *pages_block;/* storage of the sequences' arrays */
+};
+
+struct cedar_snap {
+    uint32_t pos;
+    cedar_bounds bounds;                /* rows below them were never written, or came from before a clip */
+    uint64_t stored_bytes;              /* what a cache must keep, for accounting */
+    uint8_t *buf;
+};
+
+const cedar_backend *cedar_backend_find(const char *name) {
+    return strcmp(name, "cpu") == 0 || strcmp(name, "auto") == 0 ? &cedar_backend_cpu : NULL;
+}
+
+static cedar_status check_opts(const cedar_config *c, const cedar_engine_opts *o, cedar_err *err) {
+    if (o->page_tokens == 0 || o->page_tokens % (uint32_t)c->ratio_lcm)
+        return cedar_fail(err, CEDAR_E_ARG, "page_tokens is %u; it must be a positive multiple of %d, so that no compressed "
+                          "entry lies on two pages", o->page_tokens, c->ratio_lcm);
+    if (!o->page_count || !o->seq_count || !o->context_tokens || !o->step_rows || !o->step_seqs)
+        return cedar_fail(err, CEDAR_E_ARG, "page_count, seq_count, context_tokens, step_rows and step_seqs must be at least 1");
+    if (o->page_count > INT32_MAX || o->seq_count > INT32_MAX || o->context_tokens > (1u << 30) || o->step_rows > (1u << 24) ||
+        o->page_tokens > (1u << 20) || o->verify_rows > 4096)
+        return cedar_fail(err, CEDAR_E_ARG, "an engine option is far beyond anything possible (context_tokens at most 2^30, "
+                          "step_rows 2^24, page_tokens 2^20, verify_rows 4096)");
+    return CEDAR_OK;
+}
+
+cedar_status cedar_engine_open(const cedar_model *model, const cedar_engine_opts *opts, cedar_engine **out,
+                               cedar_err *err) {
+    const cedar_config *c = cedar_model_config(model);
+    cedar_status st = check_opts(c, opts, err);
+    if (st) return st;
+    const cedar_backend *b = cedar_backend_find(opts->backend ? opts->backend : "cpu");
+    if (!b) return cedar_fail(err, CEDAR_E_UNSUPPORTED, "backend \"%s\" is not in this build; it has: cpu", opts->backend);
+    cedar_engine *e = cedar_calloc(1, sizeof *e);
+    if (!e) return cedar_fail(err, CEDAR_E_OOM, "no memory for an engine");
+    *e = (cedar_engine){ .model = model, .config = c, .opts = *opts, .backend = b };
+    e->opts.backend = b->name;
+    cedar_layout_make(c, opts->page_tokens, opts->verify_rows, &e->layout);
+    e->pages_per_seq = (opts->context_tokens + opts->page_tokens - 1) / opts->page_tokens;
+    e->seqs = cedar_calloc(opts->seq_count, sizeof *e->seqs);
+    e->page_refs = cedar_calloc(opts->page_count, sizeof *e->page_refs);
+    e->page_free = cedar_calloc(opts->page_count, sizeof *e->page_free);
+    e->tokens_block = cedar_calloc((size_t)opts->seq_count * opts->context_tokens, sizeof *e->tokens_block);
+    e->pages_block = cedar_calloc((size_t)opts->seq_count * e->pages_per_seq, sizeof *e->pages_block);
+    if (!e->seqs || !e->page_refs || !e->page_free || !e->tokens_block || !e->pages_block) {
+        st = cedar_fail(err, CEDAR_E_OOM, "no memory for %u sequences of %u tokens", opts->seq_count, opts->context_tokens);
+    } else {
+        for (uint32_t s = 0; s < opts->seq_count; s++) {
+            e->seqs[s].tokens = e->tokens_block + (size_t)s * opts->context_tokens;
+            e->seqs[s].pages = e->pages_block + (size_t)s * e->pages_per_seq;
+        }
+        for (uint32_t p = 0; p < opts->page_count; p++) e->page_free[p] = (int32_t)(opts->page_count - 1 - p);
+        e->free_count = opts->page_count;
+        st = b->open(model, &e->opts, &e->layout, &e->impl, err);
+    }
+    if (st) {
+        cedar_engine_close(e);
+        return st;
+    }
+    *out = e;
+    return CEDAR_OK;
+}
+
+void cedar_engine_close(cedar_engine *e) {
+    if (!e) return;
+    if (e->impl) e->backend->close(e->impl);
+    cedar_free(e->seqs);
+    cedar_free(e->page_refs);
+    cedar_free(e->page_free);
+    cedar_free(e->tokens_block);
+    cedar_free(e->pages_block);
+    cedar_free(e);
+}
+
+const cedar_engine_opts *cedar_engine_options(const cedar_engine *e) { return &e->opts; }
+
+/* --- pages ---------------------------------------------------------------------------------------------------------- */
+
+static int32_t page_take(cedar_engine *e) {
+    CEDAR_ASSERT(e->free_count > 0);
+    int32_t p = e->page_free[--e->free_count];
+    e->page_refs[p] = 1;
+    return p;
+}
+
+void cedar_page_retain(cedar_engine *e, int32_t page) {
+    CEDAR_ASSERT(page >= 0 && (uint32_t)page < e->opts.page_count && e->page_refs[page] > 0);
+    e->page_refs[page]++;
+}
+
+void cedar_page_release(cedar_engine *e, int32_t page) {
+    CEDAR_ASSERT(page >= 0 && (uint32_t)page < e->opts.page_count && e->page_refs[page] > 0);
+    if (--e->page_refs[page] == 0) e->page_free[e->free_count++] = page;
+}
+
+uint32_t cedar_pages_free(const cedar_engine *e) { return e->free_count; }
+uint64_t cedar_page_bytes(const cedar_engine *e) { return e->layout.page_bytes; }
+
+/* --- sequences ------------------------------------------------------------------------------------------------------ */
+
+static cedar_seq_state *seq_at(const cedar_engine *e, int32_t seq) {
+    CEDAR_ASSERT(seq >= 0 && (uint32_t)seq < e->opts.seq_count && e->seqs[seq].open);
+    return &e->seqs[seq];
+}
+
+cedar_status cedar_seq_open(cedar_engine *e, int32_t *seq, cedar_err *err) {
+    for (uint32_t s = 0; s < e->opts.seq_count; s++) {
+        cedar_seq_state *q = &e->seqs[s];
+        if (q->open) continue;
+        *q = (cedar_seq_state){ .open = true, .tokens = q->tokens, .pages = q->pages };
+        e->backend->seq_reset(e->impl, (int32_t)s);
+        *seq = (int32_t)s;
+        return CEDAR_OK;
+    }
+    return cedar_fail(err, CEDAR_E_BUSY, "all %u sequences are in use", e->opts.seq_count);
+}
+
+void cedar_seq_close(cedar_engine *e, int32_t seq) {
+    cedar_seq_state *q = seq_at(e, seq);
+    for (uint32_t i = 0; i < q->page_count; i++) cedar_page_release(e, q->pages[i]);
+    q->page_count = 0;
+    q->open = false;
+}
+
+uint32_t cedar_seq_pos(const cedar_engine *e, int32_t seq) { return seq_at(e, seq)->pos; }
+uint32_t cedar_seq_write_floor(const cedar_engine *e, int32_t seq) { return seq_at(e, seq)->write_floor; }
+cedar_bounds cedar_seq_bounds(const cedar_engine *e, int32_t seq) { return seq_at(e, seq)->bounds; }
+const int32_t *cedar_seq_tokens(const cedar_engine *e, int32_t seq) { return seq_at(e, seq)->tokens; }
+
+const int32_t *cedar_seq_pages(const cedar_engine *e, int32_t seq, uint32_t *count) {
+    *count = seq_at(e, seq)->page_count;
+    return e->seqs[seq].pages;
+}
+
+/* Takes over the pages of the first `hit` tokens; a last page that is not full is copied, since it will be written. */
+static cedar_status adopt_pages(cedar_engine *e, int32_t seq, const int32_t *pages, uint32_t hit, cedar_err *err) {
+    cedar_seq_state *q = seq_at(e, seq);
+    if (q->pos || q->page_count) return cedar_fail(err, CEDAR_E_ARG, "a prefix can only be adopted by a fresh sequence");
+    if (hit > e->opts.context_tokens)
+        return cedar_fail(err, CEDAR_E_ARG, "a prefix of %u tokens is longer than context_tokens, %u", hit, e->opts.context_tokens);
+    uint32_t full = hit / e->opts.page_tokens, partial = hit % e->opts.page_tokens != 0;
+    if (partial && e->free_count == 0) return cedar_fail(err, CEDAR_E_BUSY, "no free KV page to copy a partly used page into");
+    for (uint32_t i = 0; i < full; i++) {
+        cedar_page_retain(e, pages[i]);
+        q->pages[i] = pages[i];
+    }
+    if (partial) {
+        q->pages[full] = page_take(e);
+        e->backend->page_copy(e->impl, q->pages[full], pages[full]);
+    }
+    q->page_count = full + partial;
+    return CEDAR_OK;
+}
+
+cedar_status cedar_seq_adopt(cedar_engine *e, int32_t seq, const int32_t *tokens, const int32_t *pages,
+                             const cedar_hit_plan *hit, cedar_err *err) {
+    if (hit->start > hit->hit) return cedar_fail(err, CEDAR_E_ARG, "replay starts at %u, after the hit's end %u", hit->start, hit->hit);
+    for (int32_t k = 0; k < e->config->kv_source_count; k++) {
+        uint32_t open = hit->hit % (uint32_t)e->config->ratio[e->config->kv_sources[k]];
+        if (hit->hit - hit->start < open)
+            return cedar_fail(err, CEDAR_E_ARG, "a hit of %u tokens leaves %u tokens of a compressed entry open, but only %u are "
+                              "replayed; replay at least as many", hit->hit, open, hit->hit - hit->start);
+    }
+    cedar_status st = adopt_pages(e, seq, pages, hit->hit, err);
+    if (st) return st;
+    cedar_seq_state *q = seq_at(e, seq);
+    memcpy(q->tokens, tokens, (size_t)hit->hit * sizeof *tokens);
+    q->pos = q->high = q->truncate_min = hit->start;
+    q->write_floor = hit->write_floor;
+    q->bounds = (cedar_bounds){ hit->start, hit->start, hit->start };
+    return CEDAR_OK;
+}
+
+cedar_status cedar_seq_restore(cedar_engine *e, int32_t seq, const int32_t *tokens, const int32_t *pages,
+                               uint32_t hit, const cedar_snap *snap, cedar_err *err) {
+    if (snap->pos != hit) return cedar_fail(err, CEDAR_E_ARG, "windows stored at %u cannot serve a hit of %u tokens", snap->pos, hit);
+    cedar_status st = adopt_pages(e, seq, pages, hit, err);
+    if (st) return st;
+    cedar_seq_state *q = seq_at(e, seq);
+    memcpy(q->tokens, tokens, (size_t)hit * sizeof *tokens);
+    uint32_t lo = hit > (uint32_t)e->config->window ? hit - (uint32_t)e->config->window : 0;
+    q->pos = q->high = q->truncate_min = q->write_floor = hit;
+    const cedar_bounds *b = &snap->bounds;
+    q->bounds = (cedar_bounds){ b->lo_encoder > lo ? b->lo_encoder : lo, b->lo_cut > lo ? b->lo_cut : lo,
+                                b->lo_late > lo ? b->lo_late : lo };
+    e->backend->snap_load(e->impl, seq, hit, snap->buf);
+    return CEDAR_OK;
+}
+
+cedar_status cedar_seq_reserve(cedar_engine *e, int32_t seq, uint32_t tokens, cedar_err *err) {
+    cedar_seq_state *q = seq_at(e, seq);
+    if (tokens > e->opts.context_tokens)
+        return cedar_fail(err, CEDAR_E_ARG, "%u tokens are more than context_tokens, %u", tokens, e->opts.context_tokens);
+    uint32_t need = (tokens + e->opts.page_tokens - 1) / e->opts.page_tokens;
+    if (need <= q->page_count) return CEDAR_OK;
+    if (need - q->page_count > e->free_count)
+        return cedar_fail(err, CEDAR_E_BUSY, "%u KV pages are needed, %u are free", need - q->page_count, e->free_count);
+    while (q->page_count < need) q->pages[q->page_count++] = page_take(e);
+    return CEDAR_OK;
+}
+
+cedar_status cedar_seq_truncate(cedar_engine *e, int32_t seq, uint32_t tokens, cedar_err *err) {
+    cedar_seq_state *q = seq_at(e, seq);
+    if (tokens > q->pos || tokens < q->truncate_min || tokens < q->write_floor || q->high - tokens > e->opts.verify_rows)
+        return cedar_fail(err, CEDAR_E_ARG, "cannot roll back from %u to %u tokens; verify_rows is %u", q->pos, tokens,
+                          e->opts.verify_rows);
+    q->pos = tokens;
+    return CEDAR_OK;
+}
+
+cedar_status cedar_snap_save(const cedar_engine *e, int32_t seq, cedar_snap **out, cedar_err *err) {
+    const cedar_seq_state *q = seq_at(e, seq);
+    cedar_snap *s = cedar_calloc(1, sizeof *s);
+    uint64_t bytes = e->backend->snap_bytes(e->impl);
+    if (s) s->buf = cedar_calloc(1, bytes);
+    if (!s || !s->buf) {
+        cedar_snap_free(s);
+        return cedar_fail(err, CEDAR_E_OOM, "no memory for %llu bytes of stored windows", (unsigned long long)bytes);
+    }
+    s->pos = q->pos;
+    s->bounds = q->bounds;
+    uint64_t rows = q->pos < (uint32_t)e->config->window ? q->pos : (uint32_t)e->config->window;
+    s->stored_bytes = rows * e->layout.ring_row_bytes * e->layout.ring_count;
+    for (int32_t k = 0; k < e->layout.part_count; k++)
+        s->stored_bytes += (uint64_t)(q->pos % (uint32_t)e->layout.part[k].ratio) * 2 * (uint32_t)e->config->head_dim * 4;
+    e->backend->snap_save(e->impl, seq, q->pos, s->buf);
+    *out = s;
+    return CEDAR_OK;
+}
+
+uint32_t cedar_snap_pos(const cedar_snap *s) { return s->pos; }
+uint64_t cedar_snap_bytes(const cedar_snap *s) { return s->stored_bytes; }
+
+void cedar_snap_free(cedar_snap *s) {
+    if (!s) return;
+    cedar_free(s->buf);
+    cedar_free(s);
+}
+
+/* --- steps ---------------------------------------------------------------------------------------------------------- */
+
+static cedar_status check_entry(const cedar_engine *e, const cedar_plan_entry *p, cedar_err *err) {
+    if (p->seq < 0 || (uint32_t)p->seq >= e->opts.seq_count || !e->seqs[p->seq].open)
+        return cedar_fail(err, CEDAR_E_ARG, "a step names sequence %d, which is not open", p->seq);
+    const cedar_seq_state *q = &e->seqs[p->seq];
+    if (p->pos != q->pos)
+        return cedar_fail(err, CEDAR_E_ARG, "a step feeds sequence %d from %u, but it is at %u", p->seq, p->pos, q->pos);
+    if (p->rows == 0 || p->kept == 0 || p->kept > p->rows || p->logits > p->kept)
+        return cedar_fail(err, CEDAR_E_ARG, "a step of sequence %d has %u rows, %u kept and %u with logits", p->seq, p->rows,
+                          p->kept, p->logits);
+    if ((uint64_t)p->pos + p->rows > (uint64_t)q->page_count * e->opts.page_tokens || p->pos + p->rows > e->opts.context_tokens)
+        return cedar_fail(err, CEDAR_E_ARG, "a step takes sequence %d to %u tokens without pages for them", p->seq, p->pos + p->rows);
+    for (uint32_t i = 0; i < p->rows; i++)
+        if (p->tokens[i] < 0 || p->tokens[i] >= e->config->vocab)
+            return cedar_fail(err, CEDAR_E_ARG, "token %d at position %u is outside the vocabulary of %d", p->tokens[i], p->pos + i,
+                              e->config->vocab);
+    return CEDAR_OK;
+}
+
+static cedar_status check_plan(const cedar_engine *e, const cedar_step_plan *plan, cedar_err *err) {
+    if (plan->rows > e->opts.step_rows || plan->entry_count > e->opts.step_seqs || plan->entry_count == 0)
+        return cedar_fail(err, CEDAR_E_ARG, "a step of %u rows and %u entries; this engine takes 1 to %u rows and %u entries",
+                          plan->rows, plan->entry_count, e->opts.step_rows, e->opts.step_seqs);
+    for (uint32_t i = 0; i < plan->entry_count; i++) {
+        cedar_status st = check_entry(e, &plan->entries[i], err);
+        if (st) return st;
+        for (uint32_t k = 0; k < i; k++)
+            if (plan->entries[k].seq == plan->entries[i].seq)
+                return cedar_fail(err, CEDAR_E_ARG, "a step names sequence %d twice", plan->entries[i].seq);
+    }
+    return CEDAR_OK;
+}
+
+static int64_t now_ns(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+cedar_status cedar_engine_step(cedar_engine *e, const cedar_step_plan *plan, cedar_step_out *out, cedar_err *err) {
+    cedar_status st = check_plan(e, plan, err);
+    if (st) return st;
+    int64_t start = now_ns();
+    cedar_step_begin("a step");
+    st = e->backend->step(e->impl, plan, e->seqs, out, err);
+    cedar_step_end();
+    out->duration_ns = now_ns() - start;
+    if (st) return st;
+    for (uint32_t i = 0; i < plan->entry_count; i++) {
+        const cedar_plan_entry *p = &plan->entries[i];
+        cedar_seq_state *q = &e->seqs[p->seq];
+        memcpy(q->tokens + p->pos, p->tokens, (size_t)p->rows * sizeof *p->tokens);
+        q->pos = p->pos + p->rows;
+        if (q->pos > q->high) q->high = q->pos;
+        q->bounds = p->bounds;
+    }
+    return CEDAR_OK;
+}
+
+cedar_status cedar_engine_draft(cedar_engine *e, cedar_draft_item *items, uint32_t count, cedar_err *err) {
+    if (!e->config->stages) return cedar_fail(err, CEDAR_E_UNSUPPORTED, "this model has no drafter");
+    for (uint32_t i = 0; i < count; i++) {
+        seq_at(e, items[i].seq);
+        if (items[i].token < 0 || items[i].token >= e->config->vocab)
+            return cedar_fail(err, CEDAR_E_ARG, "token %d is outside the vocabulary of %d", items[i].token, e->config->vocab);
+    }
+    cedar_step_begin("a draft");
+    cedar_status st = e->backend->draft(e->impl, items, count, e->seqs, err);
+    cedar_step_end();
+    return st;
+}
+
+/* --- looking inside --------------------------------------------------------------------------------------------------- */
+
+void cedar_engine_tap(cedar_engine *e, cedar_tap_fn fn, void *self) { e->backend->tap(e->impl, fn, self); }
+
+void cedar_engine_inject(cedar_engine *e, cedar_inject_fn fn, void *self) { e->backend->inject(e->impl, fn, self); }
+
+static int32_t part_at(const cedar_engine *e, int32_t layer) {
+    return layer >= 0 && layer < CEDAR_LAYERS_MAX ? e->layout.part_of[layer] : -1;
+}
+
+cedar_status cedar_engine_read_global(const cedar_engine *e, int32_t seq, int32_t layer, uint32_t first, uint32_t count,
+                                      uint8_t *kv, uint8_t *index, cedar_err *err) {
+    const cedar_seq_state *q = seq_at(e, seq);
+    int32_t k = part_at(e, layer);
+    if (k < 0) return cedar_fail(err, CEDAR_E_ARG, "layer %d writes no global KV", layer);
+    const cedar_page_part *p = &e->layout.part[k];
+    if ((uint64_t)first + count > (uint64_t)q->page_count * p->entries)
+        return cedar_fail(err, CEDAR_E_ARG, "entries up to %u of layer %d are not there", first + count, layer);
+    uint64_t kv_bytes = e->layout.kv_code_bytes + e->layout.kv_scale_bytes;
+    uint64_t index_bytes = e->layout.index_code_bytes + e->layout.index_scale_bytes;
+    for (uint32_t i = 0; i < count; i++) {
+        uint32_t j = first + i;
+        e->backend->read_entry(e->impl, q->pages[j / p->entries], k, j % p->entries, kv ? kv + i * kv_bytes : NULL,
+                               index ? index + i * index_bytes : NULL);
+    }
+    return CEDAR_OK;
+}
+
+cedar_status cedar_engine_read_open(const cedar_engine *e, int32_t seq, int32_t layer, uint32_t pos, double *kvf,
+                                    double *score, cedar_err *err) {
+    const cedar_seq_state *q = seq_at(e, seq);
+    int32_t k = part_at(e, layer);
+    if (k < 0 || e->layout.open_slots[k] == 0)
+        return cedar_fail(err, CEDAR_E_ARG, "layer %d keeps no open group", layer);
+    if (pos >= q->pos || q->pos - pos > e->layout.open_slots[k])
+        return cedar_fail(err, CEDAR_E_ARG, "position %u is not in an open group of a sequence at %u", pos, q->pos);
+    e->backend->read_open(e->impl, seq, k, pos, kvf, score);
+    return CEDAR_OK;
+}
+
+void cedar_engine_poison(cedar_engine *e, int32_t seq) {
+    const cedar_seq_state *q = seq_at(e, seq);
+    uint32_t w = (uint32_t)e->config->window, reach = q->pos + 1 > w ? q->pos + 1 - w : 0;
+    for (uint32_t ring = 0; ring < e->layout.ring_count; ring++) {
+        int32_t layer = (int32_t)ring;
+        uint32_t lo = layer < e->config->cut ? q->bounds.lo_encoder : layer == e->config->cut ? q->bounds.lo_cut : q->bounds.lo_late;
+        /* the drafter reads one position more: its ring ends at pos - 1 */
+        uint32_t from = layer >= e->config->layers && q->pos > w ? q->pos - w : reach;
+        if (lo < from) lo = from;
+        e->backend->poison(e->impl, seq, ring, lo, q->pos);
+    }
+}

@@ -1,0 +1,89 @@
+/* Private to lua/: the state of one scenario execution, and what the files share.
+ *
+ * script.c owns the execution, sandbox.c limits and globals, stdlib.c the changed library functions, verbs.c the
+ * verbs, values.c conversions. Every function that takes a lua_State may raise a Lua error unless it says otherwise; C
+ * memory that must survive that lives in Lua userdata. */
+#ifndef CEDAR_LUA_SCRIPT_INT_H
+#define CEDAR_LUA_SCRIPT_INT_H
+
+#include <lauxlib.h>
+#include <lua.h>
+
+#include <stdbool.h>
+
+#include "lua/script.h"
+
+typedef struct script {
+    const cedar_script_opts *opts;
+    const cedar_script_host *host;
+    uint64_t memory_max, memory_used;   /* bytes */
+    bool memory_refused;                /* an allocation hit memory_max */
+    uint64_t instructions_max, instructions;
+    cedar_err fatal;                    /* an error that no pcall may swallow; code CEDAR_OK = none */
+    cedar_err raised;                   /* the last error of a callback, as raised */
+    uint64_t expect_count, expect_failed;
+    char expect_first[256];             /* the first expectation that failed */
+} script;
+
+script *script_of(lua_State *L);        /* no error */
+
+/* Pushes "file:line: " of the innermost Lua function on the call stack, or "". */
+void script_push_where(lua_State *L);
+
+/* Raises "file:line: message". */
+int script_fail(lua_State *L, const char *fmt, ...) __attribute__((format(printf, 2, 3), noreturn));
+
+/* Raises a failed call's error: "file:line: what: message". Interrupts and database errors become fatal. */
+int script_fail_status(lua_State *L, const char *what, const cedar_err *err) __attribute__((noreturn));
+
+/* Raises the fatal error if there is one. */
+void script_check_fatal(lua_State *L);
+
+/* sandbox.c */
+void *script_alloc(void *self, void *p, size_t size_old, size_t size_new);
+void sandbox_open(lua_State *L);        /* libraries, globals, limits; raises */
+
+/* stdlib.c: changes the freshly opened standard functions in the table at the top of the stack. */
+void stdlib_open_base(lua_State *L);
+void stdlib_open_string(lua_State *L);
+void stdlib_open_table(lua_State *L);
+void stdlib_open_math(lua_State *L);
+
+/* Pushes the text of the value at `index`: as tostring, without addresses. */
+const char *stdlib_text(lua_State *L, int index, size_t *bytes);
+
+/* verbs.c: adds the verbs to the table at the top of the stack. */
+void verbs_open(lua_State *L);
+
+/* values.c */
+
+/* Nearest word among the string keys of the table at `index` (and, behind them in order, the table at `index2` unless
+ * 0); pushes it, or nil. Keys are looked at in byte order. */
+void values_push_nearest(lua_State *L, const char *word, int index, int index2);
+
+/* Run options in a userdata, freed with it; empty at first. */
+cedar_run_opts **values_new_opts(lua_State *L);
+void values_free_opts(cedar_run_opts **box);
+
+/* Text of the Lua value at `index` for an option; pushes it. Wrong types raise with `verb` and the key. */
+const char *values_push_option(lua_State *L, const char *verb, const cedar_opt_info *k, int index);
+
+/* Pushes the typed Lua value of an option's text. */
+void values_push_typed(lua_State *L, const cedar_opt_info *k, const char *text);
+
+/* Sets one option from Lua or from an override; raises with the verb. */
+void values_set(lua_State *L, const char *verb, cedar_run_opts *o, const char *key, const char *value);
+
+/* Entry of the option table, or NULL; no error. */
+const cedar_opt_info *values_find(const char *key);
+
+/* Value of the override of `key`, the last one given, or NULL; no error. */
+const char *values_override(const script *s, const char *key);
+
+/* Result tables. */
+void values_push_result(lua_State *L, const cedar_run_result *r, const cedar_run_opts *o);
+
+/* Makes the table at the top answer reads of unknown fields with an error: `unknown field "x" of WHAT; ...`. */
+void values_make_strict(lua_State *L, const char *what);
+
+#endif

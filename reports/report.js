@@ -1,0 +1,322 @@
+/* Draws the charts of the HTML report from the JSON block. Tables and cards need none of this. */
+"use strict";
+(function () {
+  const data = JSON.parse(document.getElementById("data").textContent);
+  const byId = (id) => document.getElementById(id);
+  const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+  const dashes = [[], [6, 3], [2, 3], [8, 3, 2, 3]];
+  const runs = data.runs.map(([id, label, replay], i) => ({ id, label, replay, i, name: id + " " + label }));
+  const runById = new Map(runs.map((run) => [run.id, run]));
+  const color = (i) => css("--s" + (i % 8));
+  const dash = (i) => dashes[Math.floor(i / 8) % dashes.length];
+  const charts = new Map();
+  const VISIBLE = 8; /* curves shown at first; the legend brings back the rest */
+
+  const si = (x) => {
+    if (x === 0) return "0";
+    const size = Math.abs(x);
+    if (size >= 1e9) return +(x / 1e9).toPrecision(3) + "G";
+    if (size >= 1e6) return +(x / 1e6).toPrecision(3) + "M";
+    if (size >= 1e4) return +(x / 1e3).toPrecision(3) + "k";
+    if (size >= 1e-3) return String(+x.toPrecision(4));
+    return x.toExponential(0);
+  };
+  const bytes = (x) => {
+    const units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
+    let i = 0;
+    while (x >= 1024 && i < units.length - 1) { x /= 1024; i++; }
+    return +x.toPrecision(3) + " " + units[i];
+  };
+  /* Distance of ticks on an axis of bytes: a power of two, about six of them. */
+  const byteStep = (list) => Math.pow(2, Math.ceil(Math.log2(Math.max(6, ...list) / 6)));
+  const percent = (x) => +(100 * x).toPrecision(5) + " %";
+
+  function axis(title, more) {
+    return Object.assign({
+      title: { display: true, text: title, color: css("--soft") },
+      grid: { color: css("--grid"), borderColor: css("--line") },
+      ticks: { color: css("--soft"), maxRotation: 0, autoSkipPadding: 12 }
+    }, more);
+  }
+  const ticks = (format, more) => Object.assign({
+    color: css("--soft"), maxRotation: 0, autoSkipPadding: 14, callback: format
+  }, more);
+  /* Labels of a logarithmic axis: the powers of ten, and 2 and 5 when there are few. */
+  function logTicks(format) {
+    return ticks(function (value) { /* a function, for Chart.js passes the scale as this */
+      const lead = value / Math.pow(10, Math.floor(Math.log10(value) + 1e-9));
+      const decades = Math.log10(this.max / this.min);
+      const wanted = decades > 3 ? [1] : [1, 2, 5];
+      return wanted.some((w) => Math.abs(lead - w) < 1e-6) ? format(value) : "";
+    }, { autoSkip: false });
+  }
+
+  function draw(id, config) {
+    const canvas = byId(id);
+    if (!canvas) return;
+    if (charts.has(id)) charts.get(id).destroy();
+    const points = config.data.datasets.reduce((n, d) => n + d.data.length, 0);
+    if (!points) { byId("fig-" + id).hidden = true; return; }
+    byId("fig-" + id).hidden = false;
+    config.options = Object.assign({
+      responsive: true, maintainAspectRatio: false, animation: false, interaction: { mode: "nearest", intersect: false }
+    }, config.options);
+    config.options.plugins = Object.assign({
+      legend: {
+        position: "bottom",
+        labels: { color: css("--ink"), usePointStyle: true, boxWidth: 8, boxHeight: 8, padding: 12 }
+      }
+    }, config.options.plugins);
+    charts.set(id, new Chart(canvas, config));
+  }
+
+  /* Rows [run, x, y, ...] as one list of points per run. */
+  function perRun(rows, point) {
+    const lists = runs.map(() => []);
+    for (const row of rows) lists[runById.get(row[0]).i].push(point(row));
+    return runs.map((run, i) => ({ run, points: lists[i] })).filter((s) => s.points.length);
+  }
+  const line = (s, more) => Object.assign({
+    label: s.run.name, data: s.points, borderColor: color(s.run.i), backgroundColor: color(s.run.i),
+    borderDash: dash(s.run.i), borderWidth: 2, pointRadius: 0, pointHitRadius: 8, hidden: s.run.i >= VISIBLE
+  }, more);
+
+  function curve(id, rows, title) {
+    const series = perRun(rows, ([, x, y]) => ({ x, y }));
+    const values = rows.map((row) => row[1]);
+    const wide = values.length && Math.max(...values) > 20 * Math.min(...values);
+    draw(id, {
+      type: "line",
+      data: { datasets: series.map((s) => line(s, { stepped: "before" })) },
+      options: {
+        parsing: false,
+        scales: {
+          x: axis(title, { type: wide ? "logarithmic" : "linear", ticks: wide ? logTicks(si) : ticks(si) }),
+          y: axis("share of requests", { min: 0, max: 1, ticks: ticks((v) => percent(v), { stepSize: 0.25 }) })
+        },
+        plugins: { tooltip: { callbacks: {
+          title: () => "", label: (c) => c.dataset.label + ": " + percent(c.parsed.y) + " ≤ " + si(c.parsed.x) + " ms"
+        } } }
+      }
+    });
+  }
+
+  function points() {
+    const known = data.points.filter((r) => r[1] !== null && r[2] !== null);
+    const series = perRun(known, (r) => ({ x: r[1], y: r[2], ttft: r[4], lanes: r[5] }));
+    draw("c-points", {
+      type: "scatter",
+      data: { datasets: series.map((s) => line(s, { pointRadius: 6, pointHoverRadius: 8, hidden: false })) },
+      options: {
+        scales: {
+          x: axis("p90 interactivity, tok/s/user", { ticks: ticks(si), grace: "10%" }),
+          y: axis("total tok/s, cached input included", { ticks: ticks(si), grace: "10%", beginAtZero: true })
+        },
+        plugins: { tooltip: { callbacks: { label: (c) => [
+          c.dataset.label, si(c.raw.x) + " tok/s/user, " + si(c.raw.y) + " tok/s",
+          c.raw.lanes + " lanes, TTFT p90 " + si(c.raw.ttft) + " ms"
+        ] } } }
+      }
+    });
+  }
+
+  function byBin(id, type, rows, pick, title, y, format) {
+    const bins = [...new Map(rows.map((r) => [r[1], r[2]])).entries()].sort((a, b) => a[0] - b[0]);
+    const at = new Map(bins.map(([bin], i) => [bin, i]));
+    const lists = runs.map(() => bins.map(() => null));
+    for (const row of rows) lists[runById.get(row[0]).i][at.get(row[1])] = pick(row);
+    const series = runs.map((run, i) => ({ run, points: lists[i] })).filter((s) => s.points.some((v) => v !== null));
+    draw(id, {
+      type,
+      data: {
+        labels: bins.map(([, label]) => label),
+        datasets: series.map((s) => line(s, { pointRadius: 3, spanGaps: true, borderWidth: type === "bar" ? 0 : 2 }))
+      },
+      options: {
+        interaction: { mode: "index", intersect: false },
+        scales: { x: axis(title), y },
+        plugins: { tooltip: { callbacks: { label: (c) => c.dataset.label + ": " + format(c.parsed.y) } } }
+      }
+    });
+  }
+
+  function quality() {
+    const small = (x) => x === 0 ? "0" : x.toExponential(2);
+    const log = (title) => axis(title, { type: "logarithmic", ticks: logTicks((v) => v.toExponential(0)) });
+    const positive = (x) => (x > 0 ? x : null); /* zero has no place on a logarithmic axis; the table shows it */
+    const share = (title, more) => axis(title, Object.assign({ ticks: ticks((v) => percent(v)) }, more));
+    const turns = data.turn.map((r) => [r[0], r[1], String(r[1]), r[2]]);
+    byBin("c-kl", "line", data.offset, (r) => positive(r[3]), "offset, positions", log("mean KL, nats"), small);
+    byBin("c-top1", "line", data.offset, (r) => r[5], "offset, positions",
+      share("top-1 agreement", { max: 1 }), percent);
+    byBin("c-hist", "bar", data.histogram, (r) => r[4], "KL, nats: from",
+      share("share of positions", { beginAtZero: true }), percent);
+    byBin("c-turn", "line", turns, (r) => positive(r[3]), "turn", log("mean KL, nats"), small);
+  }
+
+  function cache() {
+    const labels = data.cache.map((r) => runById.get(r[0]).name);
+    const bar = (label, at, fill) => ({
+      label, data: data.cache.map((r) => r[at]), backgroundColor: fill, borderRadius: 4, maxBarThickness: 34
+    });
+    const pair = (id, datasets, title, format, stepSize) => draw(id, {
+      type: "bar",
+      data: { labels, datasets },
+      options: {
+        indexAxis: "y", interaction: { mode: "index", intersect: false, axis: "y" },
+        scales: {
+          x: axis(title, { beginAtZero: true, ticks: ticks(format, { stepSize }) }),
+          y: axis("", { title: { display: false } })
+        },
+        plugins: { tooltip: { callbacks: { label: (c) => c.dataset.label + ": " + format(c.parsed.x) } } }
+      }
+    });
+    pair("c-hit", [bar("measured", 1, css("--s0")), bar("infinite cache", 2, css("--wait"))], "hit rate", percent);
+    pair("c-peak", [bar("global KV in use", 3, css("--s1")), bar("stored windows", 4, css("--s2"))],
+      "bytes, peak", bytes, byteStep(data.cache.flatMap((r) => [r[3], r[4]])));
+  }
+
+  /* One column of a run's steps over equal intervals; intervals without a step get `empty`. */
+  function binned(run, column, empty) {
+    const rows = data.steps.filter((r) => r[0] === run);
+    if (!rows.length) return [];
+    const first = rows[0], last = rows[rows.length - 1];
+    const width = last[1] > first[1] ? (last[2] - first[2]) / (last[1] - first[1]) : 1;
+    const list = Array.from({ length: data.bins }, (_, i) => ({ x: first[2] + (i - first[1]) * width, y: empty }));
+    for (const row of rows) list[row[1]].y = row[column];
+    return list;
+  }
+  function overTime(id, sets, y, format, stacked, stepSize) {
+    const x = sets[0].data.map((point) => point.x);
+    draw(id, {
+      type: "line",
+      data: { datasets: sets },
+      options: {
+        interaction: { mode: "index", intersect: false },
+        scales: {
+          x: axis("time, s", {
+            type: "linear", min: x[0], max: x[x.length - 1], ticks: ticks(si, { includeBounds: false })
+          }),
+          y: axis(y, { stacked, beginAtZero: true, ticks: ticks(format, { stepSize }) })
+        },
+        plugins: { tooltip: { callbacks: {
+          title: (c) => si(c[0].parsed.x) + " s", label: (c) => c.dataset.label + ": " + format(c.parsed.y)
+        } } }
+      }
+    });
+  }
+  const area = (label, values, fill, more) => Object.assign({
+    label, data: values, borderColor: fill, backgroundColor: fill + "b0", fill: "-1", borderWidth: 1, pointRadius: 0,
+    pointHitRadius: 6
+  }, more);
+  function steps(run) {
+    overTime("c-steps", [
+      area("decode", binned(run, 5, 0), css("--decode"), { stack: "rows", fill: "origin" }),
+      area("new prefill", binned(run, 3, 0), css("--prefill"), { stack: "rows" }),
+      area("replayed", binned(run, 4, 0), css("--s3"), { stack: "rows" }),
+      area("kept behind the cut", binned(run, 6, 0), css("--ink"), {
+        stack: "kept", fill: false, borderWidth: 1.5, borderDash: [4, 3]
+      })
+    ], "rows/s", si, true);
+  }
+  function memory(run) {
+    overTime("c-memory", [
+      area("global KV in use", binned(run, 7, null), css("--s1"), { spanGaps: true, borderWidth: 2, fill: false }),
+      area("stored windows", binned(run, 8, null), css("--s2"), { spanGaps: true, borderWidth: 2, fill: false })
+    ], "bytes", bytes, false, byteStep(data.steps.filter((r) => r[0] === run).flatMap((r) => [r[7], r[8]])));
+  }
+
+  /* --- timeline: SVG, since bars need tooltips and must print well --- */
+  function svg(name, attributes, parent) {
+    const node = document.createElementNS("http://www.w3.org/2000/svg", name);
+    for (const key in attributes) node.setAttribute(key, attributes[key]);
+    if (parent) parent.appendChild(node);
+    return node;
+  }
+  function niceStep(span, count) {
+    const raw = span / count, power = Math.pow(10, Math.floor(Math.log10(raw)));
+    return power * [1, 2, 5, 10].find((m) => m * power >= raw);
+  }
+  function timeline(run) {
+    const plot = byId("timeline-plot");
+    plot.textContent = "";
+    const time = (t) => (t < 0 ? null : t); /* -1: it never came to that */
+    const rows = data.timeline.filter((r) => r[0] === run).map((r) => ({
+      lane: r[1], stream: r[2], turn: r[3], arrival: r[4], admit: time(r[5]), first: time(r[6]), last: time(r[7]),
+      trace: r[8], isl: r[9], osl: r[10], hit: r[11], replayed: r[12], error: r[13], phase: r[14]
+    }));
+    if (!rows.length) { plot.textContent = "This run has no requests."; return; }
+    for (const r of rows) r.end = Math.max(r.arrival, r.admit || 0, r.first || 0, r.last || 0);
+    const lanes = [...new Set(rows.map((r) => r.lane))].sort((a, b) => a - b);
+    const t0 = Math.min(...rows.map((r) => r.arrival)), t1 = Math.max(...rows.map((r) => r.end), t0 + 1e-6);
+    const W = 1120, left = 54, right = 10, bar = 9, gap = 2, pad = 4;
+    const x = (t) => left + (t - t0) / (t1 - t0) * (W - left - right);
+    let y = 6;
+    const root = svg("svg", { role: "presentation" });
+    const grid = svg("g", {}, root), bars = svg("g", {}, root);
+    for (const lane of lanes) {
+      const mine = rows.filter((r) => r.lane === lane), ends = [];
+      for (const r of mine) { /* the first sub-row that is free */
+        let k = ends.findIndex((end) => end <= r.arrival);
+        if (k < 0) k = ends.push(0) - 1;
+        ends[k] = r.end;
+        r.y = y + pad + k * (bar + gap);
+      }
+      const height = 2 * pad + ends.length * (bar + gap) - gap;
+      svg("rect", { x: left, y, width: W - left - right, height, class: "lane", rx: 3 }, bars);
+      svg("text", { x: left - 8, y: y + height / 2 + 4, "text-anchor": "end" }, bars).textContent = "lane " + lane;
+      for (const r of mine) {
+        const g = svg("g", {}, bars);
+        const piece = (from, to, kind) => {
+          if (from === null || to === null || to < from) return;
+          const width = Math.max(0.6, x(to) - x(from)).toFixed(2);
+          svg("rect", { x: x(from).toFixed(2), y: r.y, width, height: bar, class: kind, rx: 1.5 }, g);
+        };
+        if (r.error) {
+          piece(r.arrival, r.end, "error");
+        } else {
+          piece(r.arrival, r.admit, "wait");
+          piece(r.admit, r.first, "prefill");
+          piece(r.first, r.last, "decode");
+        }
+        const about = [
+          r.trace + ", stream " + r.stream + ", turn " + r.turn + (r.phase === "profiling" ? "" : " (" + r.phase + ")"),
+          r.isl + " tokens in (" + r.hit + " from cache, " + r.replayed + " replayed), " + r.osl + " out"
+        ];
+        if (r.first !== null) about.push("TTFT " + si((r.first - r.arrival) * 1e3) + " ms");
+        if (r.error) about.push(r.error);
+        svg("title", {}, g).textContent = about.join("\n");
+      }
+      y += height + 4;
+    }
+    const step = niceStep(t1 - t0, 8);
+    for (let t = Math.ceil(t0 / step) * step; t <= t1; t += step) {
+      svg("line", { x1: x(t), x2: x(t), y1: 4, y2: y }, grid);
+      svg("text", { x: x(t), y: y + 13, "text-anchor": "middle" }, grid).textContent = si(+t.toPrecision(12)) + " s";
+    }
+    root.setAttribute("viewBox", "0 0 " + W + " " + (y + 20));
+    plot.appendChild(root);
+  }
+
+  const choices = { "pick-timeline": timeline, "pick-steps": steps, "pick-memory": memory };
+  function drawAll() {
+    Chart.defaults.font.family = getComputedStyle(document.body).fontFamily;
+    Chart.defaults.font.size = 12;
+    for (const dot of document.querySelectorAll(".dot")) {
+      const run = runById.get(Number(dot.dataset.run));
+      if (run) dot.style.background = color(run.i);
+    }
+    curve("c-ttft", data.ttft, "TTFT, ms");
+    curve("c-itl", data.itl, "ITL, ms");
+    points();
+    quality();
+    cache();
+    for (const id in choices) if (byId(id) && byId(id).value) choices[id](Number(byId(id).value));
+  }
+  for (const id in choices) {
+    if (byId(id)) byId(id).addEventListener("change", (e) => choices[id](Number(e.target.value)));
+  }
+  if (window.matchMedia) window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll);
+  window.addEventListener("beforeprint", () => charts.forEach((c) => c.resize()));
+  drawAll();
+})();

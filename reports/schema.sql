@@ -1,0 +1,201 @@
+-- Tables of a cedar database, schema version 1 (PRAGMA user_version). The views are in views.sql, both are explained
+-- in docs/METRICS.md.
+--
+-- Times are integer nanoseconds. "schedule" times decide the order of events and repeat bit for bit; "meter" times are
+-- what metrics use. Every column that may differ between two runs of one scenario is named in timing_columns.
+-- Numbers that need 64 unsigned bits are text: seed in decimal, hashes in hexadecimal.
+
+CREATE TABLE manifest (                     -- one row: what was executed, by what
+    id            INTEGER NOT NULL PRIMARY KEY CHECK (id = 1),
+    cedar_version TEXT    NOT NULL,
+    commit_id     TEXT    NOT NULL,         -- "" when unknown
+    commit_dirty  INTEGER NOT NULL CHECK (commit_dirty IN (0, 1)),  -- 1: built from changed files
+    compiler      TEXT    NOT NULL,
+    build_flags   TEXT    NOT NULL,
+    scenario_path TEXT    NOT NULL,
+    scenario_text TEXT    NOT NULL,         -- the whole scenario
+    scenario_hash TEXT    NOT NULL,         -- SHA-256 of scenario_text
+    overrides     TEXT    NOT NULL,         -- key=value words of the command line, JSON array
+    machine       TEXT    NOT NULL,         -- JSON object
+    started_at    TEXT    NOT NULL,         -- ISO 8601, UTC; timing
+    seed          TEXT    NOT NULL CHECK (seed <> '' AND seed NOT GLOB '*[^0-9]*'),
+    finished      INTEGER NOT NULL DEFAULT 0 CHECK (finished IN (0, 1))  -- 1: the scenario came to its end
+) STRICT;
+
+CREATE TABLE runs (                         -- one row per run{...}: an arm, a point of a sweep
+    run_id              INTEGER NOT NULL PRIMARY KEY CHECK (run_id >= 1),
+    label               TEXT    NOT NULL,
+    config_json         TEXT    NOT NULL,   -- all options and values, JSON object
+    config_hash         TEXT    NOT NULL,
+    model_name          TEXT    NOT NULL,
+    model_hash          TEXT    NOT NULL,
+    model_origin        TEXT    NOT NULL,   -- "checkpoint PATH" or "synthetic seed N"
+    trace_paths         TEXT    NOT NULL,
+    trace_hash          TEXT    NOT NULL,
+    backend             TEXT    NOT NULL,
+    arith               TEXT    NOT NULL,
+    clock               TEXT    NOT NULL,
+    replay              TEXT    NOT NULL,   -- which bounded replay the arm uses
+    seed                TEXT    NOT NULL CHECK (seed <> '' AND seed NOT GLOB '*[^0-9]*'),
+    lanes               INTEGER NOT NULL CHECK (lanes >= 0),
+    vocab               INTEGER NOT NULL CHECK (vocab >= 0),
+    window              INTEGER NOT NULL CHECK (window >= 0),       -- positions of the sliding window
+    page_tokens         INTEGER NOT NULL CHECK (page_tokens >= 0),
+    -- bytes of global KV and index keys per token, times 1000
+    kv_token_bytes_x1000 INTEGER NOT NULL CHECK (kv_token_bytes_x1000 >= 0),
+    window_snap_bytes   INTEGER NOT NULL CHECK (window_snap_bytes >= 0),    -- stored windows of one position
+    plan_total_bytes    INTEGER NOT NULL CHECK (plan_total_bytes >= 0),     -- memory planned before the run
+    -- filled when the run ends
+    status              TEXT    NOT NULL DEFAULT 'running'
+                        CHECK (status IN ('running', 'finished', 'failed', 'interrupted')),
+    error               TEXT    NOT NULL DEFAULT '',
+    event_hash          TEXT    CHECK (event_hash IS NULL OR length(event_hash) = 16),  -- 64 bits, hexadecimal
+    requests            INTEGER CHECK (requests >= 0),              -- rows the run reported, to compare with the tables
+    sessions            INTEGER CHECK (sessions >= 0),
+    steps               INTEGER CHECK (steps >= 0),
+    quality_rows        INTEGER CHECK (quality_rows >= 0),
+    requests_unfinished INTEGER CHECK (requests_unfinished >= 0),   -- cut at the end, not in table requests
+    sessions_unfinished INTEGER CHECK (sessions_unfinished >= 0),
+    end_sched_ns        INTEGER,            -- schedule
+    end_ns              INTEGER,            -- meter; timing
+    wall_ns             INTEGER,            -- wall clock the run took; timing
+    CHECK ((status = 'running') = (event_hash IS NULL))
+) STRICT;
+
+-- Sessions, requests and scored positions are written when each of them ends, so a row may come before the row it
+-- belongs to: they refer to their run by a foreign key and to each other by plain ids.
+
+CREATE TABLE sessions (                     -- one row per session tree played by a lane
+    run_id           INTEGER NOT NULL REFERENCES runs,
+    session_id       INTEGER NOT NULL CHECK (session_id >= 1),  -- in starting order within the run
+    lane             INTEGER NOT NULL CHECK (lane >= 0),
+    pass             INTEGER NOT NULL CHECK (pass >= 0),        -- trees the lane has played before
+    trace_id         TEXT    NOT NULL,
+    streams          INTEGER NOT NULL CHECK (streams >= 0),
+    requests_planned INTEGER NOT NULL CHECK (requests_planned >= 0),
+    requests_done    INTEGER NOT NULL CHECK (requests_done >= 0),
+    start_sched_ns   INTEGER NOT NULL,      -- schedule
+    end_sched_ns     INTEGER NOT NULL,      -- schedule
+    start_ns         INTEGER NOT NULL,      -- meter; timing
+    end_ns           INTEGER NOT NULL,      -- meter; timing
+    outcome          TEXT    NOT NULL CHECK (outcome IN ('finished', 'cut', 'overflow')),
+    PRIMARY KEY (run_id, session_id)
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE requests (                     -- one row per request
+    run_id           INTEGER NOT NULL REFERENCES runs,
+    request_id       INTEGER NOT NULL CHECK (request_id >= 1),  -- in arrival order within the run
+    session_id       INTEGER NOT NULL,
+    lane             INTEGER NOT NULL CHECK (lane >= 0),
+    stream           INTEGER NOT NULL CHECK (stream >= 0),      -- 0 is the root agent
+    turn             INTEGER NOT NULL CHECK (turn >= 0),
+    trace_id         TEXT    NOT NULL,
+    phase            TEXT    NOT NULL CHECK (phase <> ''),      -- only 'profiling' counts in metrics
+    in_recorded      INTEGER NOT NULL CHECK (in_recorded >= 0), -- tokens, as in the trace
+    out_recorded     INTEGER NOT NULL CHECK (out_recorded >= 0),
+    in_tokens        INTEGER NOT NULL CHECK (in_tokens >= 0),   -- ISL: prompt tokens, cached ones included
+    out_tokens       INTEGER NOT NULL CHECK (out_tokens >= 0),  -- OSL: tokens really produced
+    hit_tokens       INTEGER NOT NULL CHECK (hit_tokens >= 0),  -- prefix adopted from the cache
+    matched_tokens   INTEGER NOT NULL CHECK (matched_tokens >= 0),  -- prefix found in the cache, adopted or not
+    replayed_tokens  INTEGER NOT NULL CHECK (replayed_tokens >= 0), -- fed again to rebuild windows
+    trimmed_tokens   INTEGER NOT NULL CHECK (trimmed_tokens >= 0),  -- prompt rows that skipped the late layers
+    prefill_steps    INTEGER NOT NULL CHECK (prefill_steps >= 0),
+    decode_steps     INTEGER NOT NULL CHECK (decode_steps >= 0),
+    blocks_total     INTEGER NOT NULL CHECK (blocks_total >= 0),
+    blocks_hit_theory INTEGER NOT NULL CHECK (blocks_hit_theory >= 0), -- infinite cache, one seen-set per trace
+    provenance_depth INTEGER NOT NULL CHECK (provenance_depth >= 0),   -- earlier replays that produced adopted rows
+    miss             TEXT    NOT NULL CHECK (miss IN
+                     ('none', 'cold', 'evicted', 'page_tail', 'no_windows', 'short_hit', 'off')),
+    arrival_sched_ns INTEGER NOT NULL,      -- schedule
+    admit_sched_ns   INTEGER NOT NULL,      -- schedule, -1: never
+    first_sched_ns   INTEGER NOT NULL,      -- schedule, first token, -1: none
+    last_sched_ns    INTEGER NOT NULL,      -- schedule, last token, -1: none
+    arrival_ns       INTEGER NOT NULL,      -- meter; timing
+    admit_ns         INTEGER NOT NULL,      -- meter, -1: never; timing
+    first_ns         INTEGER NOT NULL,      -- meter, first token, -1: none; timing
+    last_ns          INTEGER NOT NULL,      -- meter, last token, -1: none; timing
+    error            TEXT    NOT NULL,      -- "" or a sentence
+    PRIMARY KEY (run_id, request_id)
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE steps (                        -- one row per engine step
+    run_id           INTEGER NOT NULL REFERENCES runs,
+    step_id          INTEGER NOT NULL CHECK (step_id >= 1),
+    entries          INTEGER NOT NULL CHECK (entries >= 0),     -- sequences in the step
+    prefill_entries  INTEGER NOT NULL CHECK (prefill_entries >= 0),
+    decode_entries   INTEGER NOT NULL CHECK (decode_entries >= 0),
+    rows             INTEGER NOT NULL CHECK (rows >= 0),        -- token rows fed
+    prefill_rows     INTEGER NOT NULL CHECK (prefill_rows >= 0), -- replayed ones included
+    decode_rows      INTEGER NOT NULL CHECK (decode_rows >= 0),
+    replayed_rows    INTEGER NOT NULL CHECK (replayed_rows >= 0),
+    kept_rows        INTEGER NOT NULL CHECK (kept_rows >= 0),   -- rows that ran behind the cut
+    trimmed          INTEGER NOT NULL CHECK (trimmed IN (0, 1)),
+    graph            TEXT    NOT NULL,
+    waiting          INTEGER NOT NULL CHECK (waiting >= 0),     -- requests, after planning
+    running          INTEGER NOT NULL CHECK (running >= 0),
+    pages_free       INTEGER NOT NULL CHECK (pages_free >= 0),
+    pages_cached     INTEGER NOT NULL CHECK (pages_cached >= 0),
+    kv_bytes_used    INTEGER NOT NULL CHECK (kv_bytes_used >= 0),       -- pages in use, cached ones included
+    window_bytes_stored INTEGER NOT NULL CHECK (window_bytes_stored >= 0), -- snapshots the prefix cache holds
+    start_sched_ns   INTEGER NOT NULL,      -- schedule
+    end_sched_ns     INTEGER NOT NULL,      -- schedule
+    start_ns         INTEGER NOT NULL,      -- meter; timing
+    duration_ns      INTEGER NOT NULL CHECK (duration_ns >= 0), -- measured or recorded; timing
+    plan_ns          INTEGER NOT NULL,      -- host time spent planning; timing
+    PRIMARY KEY (run_id, step_id)
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE quality (                      -- one row per scored position: the arm (Q) against exact recomputation (P)
+    run_id        INTEGER NOT NULL REFERENCES runs,
+    request_id    INTEGER NOT NULL CHECK (request_id >= 1),
+    pos           INTEGER NOT NULL CHECK (pos >= 0),        -- absolute position whose next token is predicted
+    "offset"      INTEGER NOT NULL,         -- pos - hit (encoder replay) or pos - prompt end + 1 (decoder replay)
+    hit_tokens    INTEGER NOT NULL CHECK (hit_tokens >= 0),
+    prompt_tokens INTEGER NOT NULL CHECK (prompt_tokens >= 0),
+    token         INTEGER NOT NULL,         -- forced next token
+    kl_pq         REAL    NOT NULL,         -- KL(P||Q), nats, full vocabulary
+    kl_qp         REAL    NOT NULL,         -- KL(Q||P), nats
+    js            REAL    NOT NULL,         -- Jensen-Shannon divergence, nats
+    logp_p        REAL    NOT NULL,         -- log P(token), nats
+    logp_q        REAL    NOT NULL,         -- log Q(token), nats
+    top1_prob_p   REAL    NOT NULL,
+    margin_p      REAL    NOT NULL,         -- P(top 1) - P(top 2)
+    ratio_max     REAL    NOT NULL,         -- max |log P - log Q| over P > 1e-4, nats
+    top1_same     INTEGER NOT NULL CHECK (top1_same IN (0, 1)),
+    PRIMARY KEY (run_id, request_id, pos)
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE expectations (                 -- one row per expect{...} of the scenario, in order
+    expect_id INTEGER NOT NULL PRIMARY KEY,
+    what      TEXT    NOT NULL,
+    detail    TEXT    NOT NULL,
+    ok        INTEGER NOT NULL CHECK (ok IN (0, 1))
+) STRICT;
+
+-- Columns that may differ between two runs of one scenario. Everything else must be equal.
+CREATE TABLE timing_columns (
+    table_name  TEXT NOT NULL,
+    column_name TEXT NOT NULL,
+    PRIMARY KEY (table_name, column_name)
+) STRICT, WITHOUT ROWID;
+
+INSERT INTO timing_columns (table_name, column_name) VALUES
+    ('manifest', 'started_at'), ('runs', 'end_ns'), ('runs', 'wall_ns'), ('sessions', 'start_ns'),
+    ('sessions', 'end_ns'), ('requests', 'arrival_ns'), ('requests', 'admit_ns'), ('requests', 'first_ns'),
+    ('requests', 'last_ns'), ('steps', 'start_ns'), ('steps', 'duration_ns'), ('steps', 'plan_ns');
+
+-- Bins of quality by offset; lo and hi are inclusive.
+CREATE TABLE offset_bins (
+    bin   INTEGER NOT NULL PRIMARY KEY,
+    label TEXT    NOT NULL,
+    lo    INTEGER NOT NULL,
+    hi    INTEGER NOT NULL
+) STRICT;
+
+INSERT INTO offset_bins (bin, label, lo, hi) VALUES
+    (0, '< 0', -9223372036854775807, -1), (1, '0', 0, 0), (2, '1-15', 1, 15), (3, '16-63', 16, 63),
+    (4, '64-127', 64, 127), (5, '128-254', 128, 254), (6, '255-888', 255, 888), (7, '889-1650', 889, 1650),
+    (8, '1651-2412', 1651, 2412), (9, '2413-4952', 2413, 4952), (10, '> 4952', 4953, 9223372036854775807);
+
+PRAGMA application_id = 1128612946;         -- "CEDR"
+PRAGMA user_version = 1;

@@ -1,0 +1,292 @@
+-- Views of a cedar database: every metric, with the population it excludes. Explained in docs/METRICS.md.
+--
+-- Percentiles: sort n values as v[0..n-1], k = (n-1)*p/100, linear between v[floor k] and v[floor k + 1]. Written as a
+-- sum in which v[i] has the weight max(0, 1 - |i - k|), in integer hundredths, so that nothing is lost to rounding.
+-- A request is "kept" when its phase is 'profiling' and it has no error. Latencies that are not > 0 are left out.
+
+CREATE VIEW v_population AS                 -- which requests the metrics of a run rest on
+SELECT u.run_id, u.label, u.status,
+       COUNT(r.request_id) AS requests,
+       COUNT(r.request_id) FILTER (WHERE r.phase = 'profiling' AND r.error = '') AS kept,
+       COUNT(r.request_id) FILTER (WHERE r.phase <> 'profiling') AS excluded_phase,
+       COUNT(r.request_id) FILTER (WHERE r.phase = 'profiling' AND r.error <> '') AS excluded_error,
+       COUNT(r.request_id) FILTER (WHERE r.phase = 'profiling' AND r.error = '' AND r.out_tokens = 0) AS kept_osl_0,
+       COUNT(r.request_id) FILTER (WHERE r.phase = 'profiling' AND r.error = '' AND r.out_tokens = 1) AS kept_osl_1,
+       u.requests_unfinished, u.sessions_unfinished
+FROM runs u LEFT JOIN requests r USING (run_id)
+GROUP BY u.run_id ORDER BY u.run_id;
+
+CREATE VIEW v_request_times AS              -- per request: the latencies metrics are made of, NULL when left out
+SELECT *,
+       CASE WHEN kept AND first_ns > arrival_ns THEN first_ns - arrival_ns END AS ttft_ns,
+       CASE WHEN kept AND last_ns > arrival_ns THEN last_ns - arrival_ns END AS e2el_ns,
+       CASE WHEN kept AND out_tokens >= 2 AND first_ns >= 0 AND last_ns > first_ns
+            THEN CAST(last_ns - first_ns AS REAL) / (out_tokens - 1) END AS itl_ns,
+       CASE WHEN kept AND out_tokens >= 1 AND last_ns > arrival_ns
+            THEN CAST(last_ns - arrival_ns AS REAL) / out_tokens END AS e2e_norm_ns
+FROM (SELECT run_id, request_id, session_id, lane, stream, turn, trace_id, phase, error,
+             phase = 'profiling' AND error = '' AS kept,
+             in_tokens, out_tokens, hit_tokens, replayed_tokens, trimmed_tokens,
+             arrival_ns, admit_ns, first_ns, last_ns
+      FROM requests)
+ORDER BY run_id, request_id;
+
+CREATE VIEW v_latency AS                    -- per run and metric: ttft, itl, e2el, e2e_norm; nanoseconds
+WITH metrics(metric, rank) AS (VALUES ('ttft', 1), ('itl', 2), ('e2el', 3), ('e2e_norm', 4)),
+samples AS (
+    SELECT run_id, metric, CASE metric WHEN 'ttft' THEN ttft_ns WHEN 'itl' THEN itl_ns WHEN 'e2el' THEN e2el_ns
+                           ELSE e2e_norm_ns END AS v
+    FROM v_request_times CROSS JOIN metrics),
+ranked AS (
+    SELECT run_id, metric, v,
+           ROW_NUMBER() OVER (PARTITION BY run_id, metric ORDER BY v) - 1 AS i,
+           COUNT(*) OVER (PARTITION BY run_id, metric) AS n,
+           AVG(v) OVER (PARTITION BY run_id, metric) AS mean
+    FROM samples WHERE v IS NOT NULL),
+stats AS (
+    SELECT run_id, metric, n, mean AS mean_ns,
+           SUM(v * MAX(0, 100 - ABS(100 * i - 50 * (n - 1)))) / 100.0 AS p50_ns,
+           SUM(v * MAX(0, 100 - ABS(100 * i - 75 * (n - 1)))) / 100.0 AS p75_ns,
+           SUM(v * MAX(0, 100 - ABS(100 * i - 90 * (n - 1)))) / 100.0 AS p90_ns,
+           SUM(v * MAX(0, 100 - ABS(100 * i - 95 * (n - 1)))) / 100.0 AS p95_ns,
+           SUM(v * MAX(0, 100 - ABS(100 * i - 99 * (n - 1)))) / 100.0 AS p99_ns,
+           SQRT(AVG((v - mean) * (v - mean))) AS std_ns, MIN(v) AS min_ns, MAX(v) AS max_ns
+    FROM ranked GROUP BY run_id, metric)
+SELECT p.run_id, p.label, m.metric, COALESCE(s.n, 0) AS n,
+       p.excluded_phase, p.excluded_error, p.kept - COALESCE(s.n, 0) AS excluded_undefined,
+       s.mean_ns, s.p50_ns, s.p75_ns, s.p90_ns, s.p95_ns, s.p99_ns, s.std_ns, s.min_ns, s.max_ns
+FROM v_population p CROSS JOIN metrics m LEFT JOIN stats s ON s.run_id = p.run_id AND s.metric = m.metric
+ORDER BY p.run_id, m.rank;
+
+CREATE VIEW v_interactivity AS              -- per run: tok/s/user; pXX is 1 / pXX(latency), the slow tail
+SELECT l.run_id, l.label, l.metric, l.n, l.excluded_phase, l.excluded_error, l.excluded_undefined,
+       1e9 / l.mean_ns AS mean_intvty, 1e9 / l.p50_ns AS p50_intvty, 1e9 / l.p75_ns AS p75_intvty,
+       1e9 / l.p90_ns AS p90_intvty, 1e9 / l.p95_ns AS p95_intvty, 1e9 / l.p99_ns AS p99_intvty,
+       d.std AS std_intvty
+FROM v_latency l LEFT JOIN (
+    SELECT run_id, metric, SQRT(AVG((x - mean) * (x - mean))) AS std
+    FROM (SELECT run_id, metric, x, AVG(x) OVER (PARTITION BY run_id, metric) AS mean
+          FROM (SELECT run_id, 'itl' AS metric, 1e9 / itl_ns AS x FROM v_request_times WHERE itl_ns IS NOT NULL
+                UNION ALL
+                SELECT run_id, 'e2e_norm', 1e9 / e2e_norm_ns FROM v_request_times WHERE e2e_norm_ns IS NOT NULL))
+    GROUP BY run_id, metric) d ON d.run_id = l.run_id AND d.metric = l.metric
+WHERE l.metric IN ('itl', 'e2e_norm')
+ORDER BY l.run_id, l.metric = 'e2e_norm';
+
+CREATE VIEW v_throughput AS                 -- per run: tokens per second; total includes cached input
+SELECT p.run_id, p.label, p.kept AS n, p.excluded_phase, p.excluded_error, t.duration_ns,
+       t.input_tokens, t.output_tokens, t.input_tokens + t.output_tokens AS total_tokens,
+       t.input_tokens * 1e9 / t.duration_ns AS input_tok_s,
+       t.output_tokens * 1e9 / t.duration_ns AS output_tok_s,
+       (t.input_tokens + t.output_tokens) * 1e9 / t.duration_ns AS total_tok_s,
+       p.kept * 1e9 / t.duration_ns AS requests_s
+FROM v_population p LEFT JOIN (
+    SELECT run_id, SUM(in_tokens) AS input_tokens, SUM(out_tokens) AS output_tokens,
+           NULLIF(MAX(MAX(last_ns, arrival_ns)) - MIN(arrival_ns), 0) AS duration_ns
+    FROM v_request_times WHERE kept GROUP BY run_id) t USING (run_id)
+ORDER BY p.run_id;
+
+CREATE VIEW v_qps_windows AS                -- completions in consecutive 1 s windows from the first completion on
+WITH RECURSIVE ends AS (
+    SELECT run_id, last_ns FROM v_request_times WHERE kept AND last_ns >= 0),
+span AS (
+    SELECT run_id, MIN(last_ns) AS t0_ns, (MAX(last_ns) - MIN(last_ns)) / 1000000000 AS windows
+    FROM ends GROUP BY run_id),
+grid(run_id, t0_ns, windows, window_index) AS (
+    SELECT run_id, t0_ns, windows, 0 FROM span WHERE windows > 0
+    UNION ALL
+    SELECT run_id, t0_ns, windows, window_index + 1 FROM grid WHERE window_index + 1 < windows),
+counts AS (
+    SELECT run_id, (last_ns - t0_ns) / 1000000000 AS window_index, COUNT(*) AS completions
+    FROM ends JOIN span USING (run_id) GROUP BY 1, 2)
+SELECT g.run_id, g.window_index, g.t0_ns + g.window_index * 1000000000 AS start_ns,
+       COALESCE(c.completions, 0) AS completions
+FROM grid g LEFT JOIN counts c USING (run_id, window_index)
+ORDER BY g.run_id, g.window_index;
+
+CREATE VIEW v_qps AS                        -- per run: completions per second over the windows
+WITH ranked AS (
+    SELECT run_id, completions AS v,
+           ROW_NUMBER() OVER (PARTITION BY run_id ORDER BY completions, window_index) - 1 AS i,
+           COUNT(*) OVER (PARTITION BY run_id) AS n,
+           AVG(completions) OVER (PARTITION BY run_id) AS mean
+    FROM v_qps_windows),
+stats AS (
+    SELECT run_id, n, mean,
+           SUM(v * MAX(0, 100 - ABS(100 * i - 50 * (n - 1)))) / 100.0 AS p50,
+           SUM(v * MAX(0, 100 - ABS(100 * i - 75 * (n - 1)))) / 100.0 AS p75,
+           SUM(v * MAX(0, 100 - ABS(100 * i - 90 * (n - 1)))) / 100.0 AS p90,
+           SUM(v * MAX(0, 100 - ABS(100 * i - 95 * (n - 1)))) / 100.0 AS p95,
+           SQRT(AVG((v - mean) * (v - mean))) AS std
+    FROM ranked GROUP BY run_id),
+ends AS (
+    SELECT run_id, COUNT(*) AS completions, MAX(last_ns) - MIN(last_ns) AS span_ns
+    FROM v_request_times WHERE kept AND last_ns >= 0 GROUP BY run_id)
+SELECT p.run_id, p.label, COALESCE(s.n, 0) AS windows, COALESCE(e.completions, 0) AS completions,
+       p.excluded_phase, p.excluded_error, p.kept - COALESCE(e.completions, 0) AS excluded_undefined,
+       -- shorter than one window: completions over their span
+       COALESCE(s.mean, CASE WHEN e.span_ns > 0 THEN e.completions * 1e9 / e.span_ns END) AS mean_qps,
+       s.p50 AS p50_qps, s.p75 AS p75_qps, s.p90 AS p90_qps, s.p95 AS p95_qps, s.std AS std_qps
+FROM v_population p LEFT JOIN stats s USING (run_id) LEFT JOIN ends e USING (run_id)
+ORDER BY p.run_id;
+
+CREATE VIEW v_cache AS                      -- per run, kept requests: what the prefix cache could give and gave
+SELECT p.run_id, p.label, p.kept AS n, p.excluded_phase, p.excluded_error,
+       t.blocks_total, t.blocks_hit_theory,
+       CAST(t.blocks_hit_theory AS REAL) / NULLIF(t.blocks_total, 0) AS hit_rate_theory,
+       t.in_tokens, t.matched_tokens, t.hit_tokens, CAST(t.hit_tokens AS REAL) / NULLIF(t.in_tokens, 0) AS hit_rate,
+       t.replayed_tokens, t.trimmed_tokens,
+       CAST(t.replayed_tokens AS REAL) / NULLIF(t.hit_tokens, 0) AS replayed_per_hit_token,
+       CAST(t.trimmed_tokens AS REAL) / NULLIF(t.in_tokens - t.hit_tokens + t.replayed_tokens, 0) AS trimmed_share,
+       t.provenance_depth_max
+FROM v_population p LEFT JOIN (
+    SELECT run_id, SUM(blocks_total) AS blocks_total, SUM(blocks_hit_theory) AS blocks_hit_theory,
+           SUM(in_tokens) AS in_tokens, SUM(matched_tokens) AS matched_tokens, SUM(hit_tokens) AS hit_tokens,
+           SUM(replayed_tokens) AS replayed_tokens, SUM(trimmed_tokens) AS trimmed_tokens,
+           MAX(provenance_depth) AS provenance_depth_max
+    FROM requests WHERE phase = 'profiling' AND error = '' GROUP BY run_id) t USING (run_id)
+ORDER BY p.run_id;
+
+CREATE VIEW v_misses AS                     -- per run and reason, kept requests: prompt tokens not taken from the cache
+SELECT r.run_id, r.miss, COUNT(*) AS requests, SUM(r.in_tokens - r.hit_tokens) AS miss_tokens,
+       p.excluded_phase, p.excluded_error
+FROM requests r JOIN v_population p USING (run_id)
+WHERE r.phase = 'profiling' AND r.error = ''
+GROUP BY r.run_id, r.miss ORDER BY r.run_id, r.miss;
+
+CREATE VIEW v_steps AS                      -- per run: how full and how busy the steps were; steps of all phases
+SELECT u.run_id, u.label, COUNT(s.step_id) AS steps, SUM(s.trimmed) AS trimmed_steps,
+       SUM(s.rows) AS rows, SUM(s.prefill_rows) AS prefill_rows, SUM(s.decode_rows) AS decode_rows,
+       SUM(s.replayed_rows) AS replayed_rows, SUM(s.kept_rows) AS kept_rows,
+       CAST(SUM(s.rows) AS REAL) / COUNT(s.step_id) AS rows_per_step,
+       CAST(SUM(s.entries) AS REAL) / COUNT(s.step_id) AS entries_per_step,
+       CAST(SUM(s.replayed_rows) AS REAL) / NULLIF(SUM(s.prefill_rows), 0) AS replayed_share,
+       CAST(SUM(s.kept_rows) AS REAL) / NULLIF(SUM(s.rows), 0) AS kept_share,
+       SUM(s.duration_ns) AS busy_ns, MAX(s.start_ns + s.duration_ns) - MIN(s.start_ns) AS span_ns,
+       CAST(SUM(s.duration_ns) AS REAL) / NULLIF(MAX(s.start_ns + s.duration_ns) - MIN(s.start_ns), 0) AS busy_share,
+       SUM(s.rows) * 1e9 / NULLIF(SUM(s.duration_ns), 0) AS rows_per_busy_s,
+       SUM(s.plan_ns) AS plan_ns, MAX(s.waiting) AS waiting_max, MAX(s.running) AS running_max
+FROM runs u LEFT JOIN steps s USING (run_id)
+GROUP BY u.run_id ORDER BY u.run_id;
+
+CREATE VIEW v_memory AS                     -- per run: peaks of cache memory over the steps of all phases
+SELECT u.run_id, u.label, COUNT(s.step_id) AS steps, MAX(s.kv_bytes_used) AS kv_bytes_peak,
+       MAX(s.window_bytes_stored) AS window_bytes_peak,
+       CAST(MAX(s.window_bytes_stored) AS REAL) / NULLIF(MAX(s.kv_bytes_used), 0) AS window_per_kv,
+       MIN(s.pages_free) AS pages_free_min, MAX(s.pages_cached) AS pages_cached_max, u.plan_total_bytes
+FROM runs u LEFT JOIN steps s USING (run_id)
+GROUP BY u.run_id ORDER BY u.run_id;
+
+CREATE VIEW v_quality AS                    -- per run: the arm against exact recomputation, all scored positions
+WITH ranked AS (
+    SELECT q.*, logp_q - logp_p AS dlogp,
+           ROW_NUMBER() OVER (PARTITION BY run_id ORDER BY kl_pq, request_id, pos) - 1 AS i,
+           COUNT(*) OVER (PARTITION BY run_id) AS n,
+           AVG(kl_pq) OVER (PARTITION BY run_id) AS kl_mean,
+           AVG(logp_q - logp_p) OVER (PARTITION BY run_id) AS dlogp_mean
+    FROM quality q),
+stats AS (
+    SELECT run_id, n, kl_mean, dlogp_mean,
+           SUM(kl_pq * MAX(0, 1000 - ABS(1000 * i - 500 * (n - 1)))) / 1000.0 AS kl_p50,
+           SUM(kl_pq * MAX(0, 1000 - ABS(1000 * i - 900 * (n - 1)))) / 1000.0 AS kl_p90,
+           SUM(kl_pq * MAX(0, 1000 - ABS(1000 * i - 990 * (n - 1)))) / 1000.0 AS kl_p99,
+           SUM(kl_pq * MAX(0, 1000 - ABS(1000 * i - 999 * (n - 1)))) / 1000.0 AS kl_p999,
+           MAX(kl_pq) AS kl_max, AVG(kl_qp) AS kl_qp_mean, AVG(js) AS js_mean, MAX(ratio_max) AS ratio_max,
+           AVG(top1_same) AS top1_rate,
+           COUNT(*) FILTER (WHERE margin_p > 0.1) AS decisive_n,
+           AVG(top1_same) FILTER (WHERE margin_p > 0.1) AS decisive_rate,
+           SUM(dlogp) AS dlogp_sum, AVG(ABS(dlogp) > 0.1) AS dlogp_over_01, AVG(ABS(dlogp) > 1) AS dlogp_over_1,
+           EXP(-AVG(logp_p)) AS ppl_p, EXP(-AVG(logp_q)) AS ppl_q, SUM(kl_pq = 0) AS kl_zero_n
+    FROM ranked GROUP BY run_id),
+clusters AS (                               -- tokens of one request depend on each other: the unit is the request
+    SELECT run_id, COUNT(*) AS m, SUM(kl_dev * kl_dev) AS kl_dev2, SUM(d_dev * d_dev) AS d_dev2
+    FROM (SELECT run_id, request_id, SUM(kl_pq - kl_mean) AS kl_dev, SUM(dlogp - dlogp_mean) AS d_dev
+          FROM ranked GROUP BY run_id, request_id)
+    GROUP BY run_id),
+unkept AS (
+    SELECT q.run_id, COUNT(*) AS positions FROM quality q
+    LEFT JOIN requests r ON r.run_id = q.run_id AND r.request_id = q.request_id
+    WHERE r.request_id IS NULL OR r.phase <> 'profiling' OR r.error <> '' GROUP BY q.run_id)
+SELECT u.run_id, u.label, u.replay, COALESCE(s.n, 0) AS positions, COALESCE(c.m, 0) AS requests,
+       COALESCE(x.positions, 0) AS positions_unkept,     -- included here, though latency metrics leave them out
+       s.kl_mean, CASE WHEN c.m > 1 THEN SQRT(c.kl_dev2 * c.m / (c.m - 1)) / s.n END AS kl_mean_se,
+       s.kl_p50, s.kl_p90, s.kl_p99, s.kl_p999, s.kl_max, s.kl_zero_n, s.kl_qp_mean, s.js_mean, s.ratio_max,
+       s.top1_rate, s.decisive_n, s.decisive_rate,
+       s.dlogp_mean, CASE WHEN c.m > 1 THEN SQRT(c.d_dev2 * c.m / (c.m - 1)) / s.n END AS dlogp_mean_se,
+       s.dlogp_sum, 100 * s.dlogp_mean AS dlogp_per_100, s.dlogp_over_01, s.dlogp_over_1,
+       s.ppl_p, s.ppl_q, s.ppl_q - s.ppl_p AS ppl_delta
+FROM runs u LEFT JOIN stats s USING (run_id) LEFT JOIN clusters c USING (run_id) LEFT JOIN unkept x USING (run_id)
+ORDER BY u.run_id;
+
+CREATE VIEW v_quality_offset AS             -- per run and offset bin
+WITH ranked AS (
+    SELECT q.*, b.bin, b.label AS bin_label,
+           ROW_NUMBER() OVER (PARTITION BY q.run_id, b.bin ORDER BY kl_pq, request_id, pos) - 1 AS i,
+           COUNT(*) OVER (PARTITION BY q.run_id, b.bin) AS n
+    FROM quality q JOIN offset_bins b ON q."offset" BETWEEN b.lo AND b.hi)
+SELECT run_id, bin, bin_label, n AS positions, COUNT(DISTINCT request_id) AS requests, AVG(kl_pq) AS kl_mean,
+       SUM(kl_pq * MAX(0, 1000 - ABS(1000 * i - 500 * (n - 1)))) / 1000.0 AS kl_p50,
+       SUM(kl_pq * MAX(0, 1000 - ABS(1000 * i - 900 * (n - 1)))) / 1000.0 AS kl_p90,
+       SUM(kl_pq * MAX(0, 1000 - ABS(1000 * i - 990 * (n - 1)))) / 1000.0 AS kl_p99,
+       SUM(kl_pq * MAX(0, 1000 - ABS(1000 * i - 999 * (n - 1)))) / 1000.0 AS kl_p999,
+       MAX(kl_pq) AS kl_max, AVG(top1_same) AS top1_rate,
+       COUNT(*) FILTER (WHERE margin_p > 0.1) AS decisive_n,
+       AVG(top1_same) FILTER (WHERE margin_p > 0.1) AS decisive_rate,
+       AVG(logp_q - logp_p) AS dlogp_mean
+FROM ranked GROUP BY run_id, bin ORDER BY run_id, bin;
+
+CREATE VIEW v_quality_turn AS               -- per run and turn of the conversation: does the error build up?
+SELECT q.run_id, r.turn, COUNT(*) AS positions, COUNT(DISTINCT q.request_id) AS requests, AVG(q.kl_pq) AS kl_mean,
+       MAX(q.kl_pq) AS kl_max, AVG(q.top1_same) AS top1_rate, AVG(q.logp_q - q.logp_p) AS dlogp_mean
+FROM quality q JOIN requests r ON r.run_id = q.run_id AND r.request_id = q.request_id
+GROUP BY q.run_id, r.turn ORDER BY q.run_id, r.turn;
+
+CREATE VIEW v_quality_depth AS              -- per run and number of earlier replays behind the adopted rows
+SELECT q.run_id, r.provenance_depth, COUNT(*) AS positions, COUNT(DISTINCT q.request_id) AS requests,
+       AVG(q.kl_pq) AS kl_mean, MAX(q.kl_pq) AS kl_max, AVG(q.top1_same) AS top1_rate,
+       AVG(q.logp_q - q.logp_p) AS dlogp_mean
+FROM quality q JOIN requests r ON r.run_id = q.run_id AND r.request_id = q.request_id
+GROUP BY q.run_id, r.provenance_depth ORDER BY q.run_id, r.provenance_depth;
+
+CREATE VIEW v_kl_histogram AS               -- per run: positions by decade of KL(P||Q); lo <= KL < hi, nats
+WITH decades(bucket, label, lo, hi) AS (VALUES
+    (0, '0', -9e999, 0.0), (1, '< 1e-8', 0.0, 1e-8), (2, '1e-8', 1e-8, 1e-7), (3, '1e-7', 1e-7, 1e-6),
+    (4, '1e-6', 1e-6, 1e-5), (5, '1e-5', 1e-5, 1e-4), (6, '1e-4', 1e-4, 1e-3), (7, '1e-3', 1e-3, 1e-2),
+    (8, '1e-2', 1e-2, 1e-1), (9, '1e-1', 1e-1, 1.0), (10, '>= 1', 1.0, 9e999))
+SELECT q.run_id, d.bucket, d.label, d.lo, d.hi, COUNT(*) AS positions
+FROM quality q JOIN decades d ON CASE d.bucket WHEN 0 THEN q.kl_pq <= 0 WHEN 1 THEN q.kl_pq > 0 AND q.kl_pq < d.hi
+    WHEN 10 THEN q.kl_pq >= d.lo ELSE q.kl_pq >= d.lo AND q.kl_pq < d.hi END
+GROUP BY q.run_id, d.bucket ORDER BY q.run_id, d.bucket;
+
+CREATE VIEW v_sessions AS                   -- per run and outcome
+SELECT run_id, outcome, COUNT(*) AS sessions, SUM(requests_planned) AS requests_planned,
+       SUM(requests_done) AS requests_done
+FROM sessions GROUP BY run_id, outcome ORDER BY run_id, outcome;
+
+CREATE VIEW v_validity AS                   -- per run: may its numbers be quoted?
+SELECT p.run_id, p.label, p.status, p.kept AS completed, p.excluded_error AS errors,
+       CAST(p.excluded_error AS REAL) / NULLIF(p.kept, 0) AS errors_per_completed,
+       p.kept > 0 AND p.excluded_error * 10 <= p.kept AS errors_ok,
+       l.p90_ns / 1e9 AS ttft_p90_s,
+       CASE WHEN l.p90_ns IS NULL THEN 'none' WHEN l.p90_ns <= 5e9 THEN 'acceptable'
+            ELSE 'too slow' END AS ttft_guidance,
+       p.status = 'finished' AND p.kept > 0 AND p.excluded_error * 10 <= p.kept AS valid
+FROM v_population p JOIN v_latency l ON l.run_id = p.run_id AND l.metric = 'ttft'
+ORDER BY p.run_id;
+
+CREATE VIEW v_summary AS                    -- one row per run: the table of the report
+WITH times AS (
+    SELECT run_id, MAX(CASE metric WHEN 'ttft' THEN p50_ns END) / 1e6 AS ttft_p50_ms,
+           MAX(CASE metric WHEN 'ttft' THEN p90_ns END) / 1e6 AS ttft_p90_ms,
+           MAX(CASE metric WHEN 'itl' THEN p50_ns END) / 1e6 AS itl_p50_ms,
+           MAX(CASE metric WHEN 'itl' THEN p90_ns END) / 1e6 AS itl_p90_ms,
+           1e9 / MAX(CASE metric WHEN 'itl' THEN p90_ns END) AS intvty_p90
+    FROM v_latency GROUP BY run_id)
+SELECT u.run_id, u.label, u.replay, u.lanes, u.status, p.kept AS requests, p.excluded_phase, p.excluded_error,
+       u.requests_unfinished, t.ttft_p50_ms, t.ttft_p90_ms, t.itl_p50_ms, t.itl_p90_ms, t.intvty_p90,
+       h.total_tok_s, h.output_tok_s, c.hit_rate, c.hit_rate_theory, c.replayed_tokens, c.trimmed_tokens,
+       m.kv_bytes_peak, m.window_bytes_peak, q.positions AS quality_positions, q.kl_mean, q.kl_p99, q.top1_rate,
+       q.dlogp_mean
+FROM runs u JOIN v_population p USING (run_id) JOIN times t USING (run_id) JOIN v_throughput h USING (run_id)
+     JOIN v_cache c USING (run_id) JOIN v_memory m USING (run_id) JOIN v_quality q USING (run_id)
+ORDER BY u.run_id;

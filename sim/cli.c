@@ -1,0 +1,128 @@
+/* What the verbs share: errors and exit codes, the terminal, signals, files. */
+#include <errno.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include "base/mem.h"
+#include "sim/cli_int.h"
+
+int cedar_cli_exit_code(cedar_status st) {
+    switch (st) {
+    case CEDAR_OK: return CEDAR_EXIT_OK;
+    case CEDAR_E_ARG:
+    case CEDAR_E_SCRIPT: return CEDAR_EXIT_USAGE;
+    case CEDAR_E_EXPECT: return CEDAR_EXIT_EXPECT;
+    case CEDAR_E_LIVENESS: return CEDAR_EXIT_LIVENESS;
+    case CEDAR_E_DIVERGED: return CEDAR_EXIT_DIVERGED;
+    case CEDAR_E_INTERRUPT: return CEDAR_EXIT_SIGNAL + (*cedar_cli_stop() ? *cedar_cli_stop() : SIGINT);
+    default: return CEDAR_EXIT_ENVIRONMENT;
+    }
+}
+
+int cedar_cli_fail(const cedar_err *err) {
+    fprintf(stderr, "cedar: %s\n", *err->msg ? err->msg : cedar_status_name(err->code));
+    return cedar_cli_exit_code(err->code);
+}
+
+int cedar_cli_usage(const char *verb, const char *fmt, ...) {
+    va_list args;
+    va_start(args, fmt);
+    fprintf(stderr, "cedar %s: ", verb);
+    vfprintf(stderr, fmt, args);
+    fprintf(stderr, "; see `cedar help %s`\n", verb);
+    va_end(args);
+    return CEDAR_EXIT_USAGE;
+}
+
+/* --- places ------------------------------------------------------------------------------------------------------- */
+
+void cedar_cli_data_dir(char *out, size_t bytes) {
+    const char *home = getenv("CEDAR_HOME");
+    if (home && *home) {
+        snprintf(out, bytes, "%s", home);
+        return;
+    }
+#ifdef CEDAR_DATA_DIR
+    snprintf(out, bytes, "%s", CEDAR_DATA_DIR);
+#else
+    char path[512], probe[560];
+    ssize_t n = readlink("/proc/self/exe", path, sizeof path - 1);
+    path[n > 0 ? n : 0] = 0;
+    for (int level = 0; level <= 3; level++) {
+        char *slash = strrchr(path, '/');
+        if (!slash) break;
+        *slash = 0;
+        snprintf(probe, sizeof probe, "%s/scenarios", path);
+        if (access(probe, R_OK) == 0) {
+            snprintf(out, bytes, "%s", path);
+            return;
+        }
+    }
+    snprintf(out, bytes, ".");
+#endif
+}
+
+/* --- signals ------------------------------------------------------------------------------------------------------ */
+
+static volatile int stop_signal;    /* written by the handler; the one piece of state a handler can have */
+
+static void on_signal(int number) { stop_signal = number; }
+
+void cedar_cli_catch_signals(void) {
+    struct sigaction a = { .sa_handler = on_signal, .sa_flags = (int)SA_RESETHAND };
+    sigemptyset(&a.sa_mask);
+    sigaction(SIGINT, &a, NULL);
+    sigaction(SIGTERM, &a, NULL);
+}
+
+const volatile int *cedar_cli_stop(void) { return &stop_signal; }
+
+/* --- terminal -------------------------------------------------------------------------------------------------------
+ */
+
+int cedar_cli_width(FILE *to) {
+    struct winsize w;
+    return ioctl(fileno(to), TIOCGWINSZ, &w) == 0 && w.ws_col >= 20 ? w.ws_col : 80;
+}
+
+bool cedar_cli_color(FILE *to) {
+    const char *none = getenv("NO_COLOR"), *term = getenv("TERM");
+    return isatty(fileno(to)) && !(none && *none) && !(term && strcmp(term, "dumb") == 0);
+}
+
+/* --- files -------------------------------------------------------------------------------------------------------- */
+
+cedar_status cedar_cli_read(const char *path, size_t bytes_max, char **text, size_t *bytes, cedar_err *err) {
+    FILE *f = fopen(path, "rb");
+    if (!f) return cedar_fail(err, CEDAR_E_IO, "%s: %s", path, strerror(errno));
+    size_t room = 1 << 16, n = 0;
+    char *buf = cedar_calloc(room, 1);
+    cedar_status st = CEDAR_OK;
+    while (buf && !st) {
+        n += fread(buf + n, 1, room - 1 - n, f);
+        if (n < room - 1) break;
+        if (n > bytes_max) {
+            st = cedar_fail(err, CEDAR_E_FORMAT, "%s: is larger than %zu bytes", path, bytes_max);
+            break;
+        }
+        char *grown = cedar_realloc(buf, room, 2);
+        if (!grown) cedar_free(buf);
+        buf = grown;
+        room *= 2;
+    }
+    if (!buf) st = cedar_fail(err, CEDAR_E_OOM, "%s: no memory for %zu bytes", path, room);
+    else if (!st && ferror(f)) st = cedar_fail(err, CEDAR_E_IO, "%s: reading failed", path);
+    fclose(f);
+    if (st) {
+        cedar_free(buf);
+        return st;
+    }
+    buf[n] = 0;
+    *text = buf;
+    *bytes = n;
+    return CEDAR_OK;
+}

@@ -1,0 +1,54 @@
+/* cedar check-golden: the engine against golden vectors. */
+#include <getopt.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/engine.h"
+#include "sim/cli_int.h"
+
+static void print_line(void *self, bool ok, const char *text) {
+    (void)self;
+    printf("%s %s\n", ok ? "ok  " : "MISS", text);
+}
+
+static bool parse_arith(const char *text, cedar_arith *out) {
+    static const char *const names[] = { "wide", "f32", "bf16" };
+    for (int i = 0; i < 3; i++)
+        if (strcmp(text, names[i]) == 0) {
+            *out = (cedar_arith)i;
+            return true;
+        }
+    return false;
+}
+
+int cedar_cli_check_golden(int argc, char **argv) {
+    static const struct option options[] = { { "backend", required_argument, NULL, 'b' },
+                                             { "arith", required_argument, NULL, 'a' },
+                                             { "threads", required_argument, NULL, 'j' },
+                                             { "verbose", no_argument, NULL, 'v' },
+                                             { NULL, 0, NULL, 0 } };
+    cedar_golden_opts o = { .backend = "cpu", .arith = CEDAR_WIDE, .line = print_line };
+    for (int c; (c = getopt_long(argc, argv, "b:a:j:v", options, NULL)) != -1;) {
+        char *end;
+        if (c == 'b') o.backend = optarg;
+        else if (c == 'v') o.verbose = true;
+        else if (c == 'a' && !parse_arith(optarg, &o.arith))
+            return cedar_cli_usage("check-golden", "--arith %s is none of wide, f32, bf16", optarg);
+        else if (c == 'j') {
+            long n = strtol(optarg, &end, 10);
+            if (*end || n < 0 || n > 4096)
+                return cedar_cli_usage("check-golden", "--threads %s is not a number from 0 to 4096", optarg);
+            o.threads = (uint32_t)n;
+        } else if (c != 'a') return cedar_cli_usage("check-golden", "an option is wrong");
+    }
+    if (optind == argc) return cedar_cli_usage("check-golden", "give at least one directory");
+    uint32_t missed = 0;
+    for (int i = optind; i < argc; i++) {
+        uint32_t checked = 0, failed = 0;
+        cedar_err err = { 0 };
+        if (cedar_golden_check(argv[i], &o, &checked, &failed, &err)) return cedar_cli_fail(&err);
+        printf("%s: %u quantities checked, %u miss\n", argv[i], checked, failed);
+        missed += failed;
+    }
+    return missed ? CEDAR_EXIT_DIVERGED : CEDAR_EXIT_OK;
+}

@@ -1,0 +1,58 @@
+/* Private to the program: its verbs and what they share. The only part of cedar that prints and ends processes.
+ *
+ * Each verb gets the words behind its name and returns the exit code. */
+#ifndef CEDAR_SIM_CLI_INT_H
+#define CEDAR_SIM_CLI_INT_H
+
+#include <stdbool.h>
+#include <stdio.h>
+
+#include "sim/sim.h"
+
+#define CEDAR_VERSION "0.1.0"
+
+enum {
+    CEDAR_EXIT_OK = 0, CEDAR_EXIT_USAGE = 1, CEDAR_EXIT_EXPECT = 2, CEDAR_EXIT_LIVENESS = 3, CEDAR_EXIT_DIVERGED = 4,
+    CEDAR_EXIT_ENVIRONMENT = 5, CEDAR_EXIT_SIGNAL = 128     /* plus the signal's number */
+};
+
+typedef struct cedar_verb {
+    const char *name, *summary;
+    const char *help;                       /* usage, options, examples */
+    int (*run)(int argc, char **argv);      /* argv[0] is the verb */
+} cedar_verb;
+
+/* NULL when there is no such verb. Without a name: the first of the table, which ends with a NULL name. */
+const cedar_verb *cedar_cli_verbs(void);
+const cedar_verb *cedar_cli_verb(const char *name);
+
+int cedar_cli_run(int argc, char **argv);
+int cedar_cli_replay(int argc, char **argv);
+int cedar_cli_report(int argc, char **argv);
+int cedar_cli_trace(int argc, char **argv);
+int cedar_cli_plan(int argc, char **argv);
+int cedar_cli_check_golden(int argc, char **argv);
+
+/* Prints "cedar: MESSAGE" to stderr and returns the exit code of the error's class. */
+int cedar_cli_fail(const cedar_err *err);
+int cedar_cli_exit_code(cedar_status st);
+
+/* Prints a usage error that names the verb and where to read on. */
+int cedar_cli_usage(const char *verb, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+
+/* Where scenarios/ and traces/ are: CEDAR_HOME, else as built in, else found from the program's own place, else ".". */
+void cedar_cli_data_dir(char *out, size_t bytes);
+
+/* SIGINT and SIGTERM set a flag from here on; a second one ends the process as usual. */
+void cedar_cli_catch_signals(void);
+const volatile int *cedar_cli_stop(void);   /* 0, or the signal's number */
+
+/* Columns of the terminal behind `to` (80 when it is none), and whether colours are wanted there. */
+int cedar_cli_width(FILE *to);
+bool cedar_cli_color(FILE *to);
+
+/* Whole file, at most bytes_max, ended by a 0 that is not counted; owned by the caller (cedar_free). */
+cedar_status cedar_cli_read(const char *path, size_t bytes_max, char **text, size_t *bytes,
+                            cedar_err *err) CEDAR_USE_RESULT;
+
+#endif

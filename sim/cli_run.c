@@ -1,0 +1,435 @@
+/* cedar run and cedar replay: a scenario against the simulator, into a database or against one. */
+#include <getopt.h>
+#include <inttypes.h>
+#include <jansson.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/utsname.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/hash.h"
+#include "base/mem.h"
+#include "lua/script.h"
+#include "reports/reports.h"
+#include "sim/cli_int.h"
+
+#ifndef CEDAR_COMMIT
+#define CEDAR_COMMIT ""
+#endif
+#ifndef CEDAR_COMMIT_DIRTY
+#define CEDAR_COMMIT_DIRTY 0
+#endif
+#ifndef CEDAR_BUILD_FLAGS
+#define CEDAR_BUILD_FLAGS ""
+#endif
+
+enum { SCENARIO_BYTES_MAX = 16 << 20 };
+
+/* One execution of a scenario by `cedar run`. */
+typedef struct execution {
+    const char *path;           /* of the scenario */
+    const char *db;
+    char *text;
+    size_t bytes;
+    char data_dir[1024];
+    const char *const *overrides;
+    size_t override_count;
+    bool replace, quiet, bar;   /* bar: progress goes to a terminal */
+    cedar_store *store;         /* made for the first row, so that a scenario that does not even start leaves no file */
+    const cedar_observer *observer;
+    int64_t runs, last_bar_ns;
+} execution;
+
+/* --- the manifest ----------------------------------------------------------------------------------------------------
+ */
+
+static char *overrides_json(const char *const *words, size_t count) {
+    json_t *list = json_array();
+    for (size_t i = 0; i < count; i++) json_array_append_new(list, json_string(words[i]));
+    char *text = json_dumps(list, JSON_COMPACT);
+    json_decref(list);
+    return text;
+}
+
+static void cpu_name(char *out, size_t bytes) {
+    char line[512];
+    snprintf(out, bytes, "unknown");
+    FILE *f = fopen("/proc/cpuinfo", "r");
+    while (f && fgets(line, sizeof line, f)) {
+        char *colon = strchr(line, ':');
+        if (strncmp(line, "model name", 10) || !colon) continue;
+        colon[1 + strcspn(colon + 1, "\n")] = 0;
+        snprintf(out, bytes, "%s", colon + 1 + strspn(colon + 1, " "));
+        break;
+    }
+    if (f) fclose(f);
+}
+
+static char *machine_json(void) {
+    struct utsname u;
+    char cpu[256], os[512] = "unknown";
+    cpu_name(cpu, sizeof cpu);
+    if (uname(&u) == 0) snprintf(os, sizeof os, "%s %s %s", u.sysname, u.release, u.machine);
+    json_t *o = json_object();
+    json_object_set_new(o, "cpu", json_string(cpu));
+    json_object_set_new(o, "cores", json_integer(sysconf(_SC_NPROCESSORS_ONLN)));
+    json_object_set_new(o, "memory_bytes", json_integer((json_int_t)sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE)));
+    json_object_set_new(o, "os", json_string(os));
+    char *text = json_dumps(o, JSON_COMPACT);
+    json_decref(o);
+    return text;
+}
+
+/* Seed of the scenario's own random numbers: the word seed=N of the command line, else 42. */
+static uint64_t scenario_seed(const char *const *words, size_t count) {
+    uint64_t seed = 42;
+    for (size_t i = 0; i < count; i++)
+        if (strncmp(words[i], "seed=", 5) == 0) seed = strtoull(words[i] + 5, NULL, 10);
+    return seed;
+}
+
+static cedar_status write_manifest(const execution *x, cedar_err *err) {
+    char hash[CEDAR_SHA256_HEX], when[32];
+    cedar_sha256 s;
+    cedar_sha256_init(&s);
+    cedar_sha256_add(&s, x->text, x->bytes);
+    cedar_sha256_hex(&s, hash);
+    time_t now = time(NULL);
+    struct tm utc;
+    strftime(when, sizeof when, "%Y-%m-%dT%H:%M:%SZ", gmtime_r(&now, &utc));
+    char *machine = machine_json(), *overrides = overrides_json(x->overrides, x->override_count);
+    cedar_status st = CEDAR_OK;
+    if (!machine || !overrides)
+        st = cedar_fail(err, CEDAR_E_ARG, "a key=value word is not valid UTF-8, or memory ran out");
+    cedar_manifest_row row = { .cedar_version = CEDAR_VERSION,
+                               .commit = CEDAR_COMMIT,
+                               .commit_dirty = CEDAR_COMMIT_DIRTY,
+                               .compiler = __VERSION__,
+                               .build_flags = CEDAR_BUILD_FLAGS,
+                               .scenario_path = x->path,
+                               .scenario_text = x->text,
+                               .scenario_hash = hash,
+                               .overrides = overrides,
+                               .machine = machine,
+                               .started_at = when,
+                               .seed = scenario_seed(x->overrides, x->override_count) };
+    if (!st) st = x->observer->manifest(x->observer->self, &row, err);
+    free(machine);
+    free(overrides);
+    return st;
+}
+
+static cedar_status need_store(execution *x, cedar_err *err) {
+    if (x->store) return CEDAR_OK;
+    cedar_status st = cedar_store_create(x->db, x->replace, &x->store, err);
+    if (st) return st;
+    x->observer = cedar_store_observer(x->store);
+    return write_manifest(x, err);
+}
+
+/* --- progress ----------------------------------------------------------------------------------------------------- */
+
+static void clear_bar(const execution *x) {
+    if (x->bar) fputs("\r\033[K", stderr);
+}
+
+static void show_progress(void *self, const cedar_progress *p) {
+    execution *x = self;
+    if (!x->bar || p->elapsed_wall_ns - x->last_bar_ns < 100000000) return;
+    x->last_bar_ns = p->elapsed_wall_ns;
+    int cells = 24, full = p->total ? (int)(p->done * (uint64_t)cells / p->total) : 0;
+    char bar[32];
+    for (int i = 0; i < cells; i++) bar[i] = i < full ? '#' : '.';
+    bar[cells] = 0;
+    double seconds = (double)p->elapsed_wall_ns / 1e9;
+    fprintf(stderr, "\r\033[K%.20s [%s] %" PRIu64 "/%" PRIu64 " requests, %" PRIu64 " steps, %.0f s", p->label, bar,
+            p->done, p->total, p->steps, seconds);
+}
+
+/* --- what a scenario may do --------------------------------------------------------------------------------------- */
+
+static cedar_status host_run(void *self, const cedar_run_opts *opts, cedar_run_result *out, cedar_err *err) {
+    execution *x = self;
+    cedar_status st = need_store(x, err);
+    if (st) return st;
+    cedar_run_host host = { .observer = x->observer, .data_dir = x->data_dir, .progress = show_progress, .self = x,
+                            .stop = cedar_cli_stop() };
+    x->last_bar_ns = 0;
+    st = cedar_run(opts, ++x->runs, &host, out, err);
+    clear_bar(x);
+    return st;
+}
+
+static cedar_status host_expect(void *self, const char *what, bool ok, const char *detail, cedar_err *err) {
+    execution *x = self;
+    cedar_status st = need_store(x, err);
+    if (st) return st;
+    if (!ok) fprintf(stderr, "cedar: expectation failed: %s%s%s\n", what, *detail ? ": " : "", detail);
+    cedar_expect_row row = { .what = what, .detail = detail, .ok = ok };
+    return x->observer->expect(x->observer->self, &row, err);
+}
+
+static void host_print(void *self, const char *text) {
+    (void)self;
+    puts(text);
+    fflush(stdout);
+}
+
+/* --- cedar run ---------------------------------------------------------------------------------------------------- */
+
+/* NAME.lua -> NAME.db in the current folder. */
+static void default_db(const char *scenario, char *out, size_t bytes) {
+    const char *slash = strrchr(scenario, '/'), *name = slash ? slash + 1 : scenario;
+    size_t n = strlen(name);
+    if (n > 4 && strcmp(name + n - 4, ".lua") == 0) n -= 4;
+    snprintf(out, bytes, "%.*s.db", (int)n, name);
+}
+
+/* The scenario as given, or else under the data directory; its path is returned in found. */
+static cedar_status read_scenario(execution *x, char *found, size_t bytes, cedar_err *err) {
+    snprintf(found, bytes, "%s", x->path);
+    if (access(found, R_OK)) snprintf(found, bytes, "%s/%s", x->data_dir, x->path);
+    if (access(found, R_OK))
+        return cedar_fail(err, CEDAR_E_IO, "scenario %s: no such file, neither here nor under %s", x->path,
+                          x->data_dir);
+    return cedar_cli_read(found, SCENARIO_BYTES_MAX, &x->text, &x->bytes, err);
+}
+
+/* The outcome of the scenario, then that of closing the database; the summary comes from the database. */
+static int end_run(execution *x, cedar_status st, cedar_err *err) {
+    int code = st ? cedar_cli_fail(err) : CEDAR_EXIT_OK;
+    bool finished = st == CEDAR_OK || st == CEDAR_E_EXPECT;
+    cedar_err why = { 0 };
+    if (!x->store) {
+        if (finished) fputs("cedar: the scenario plays nothing, so no database was written\n", stderr);
+        return code;
+    }
+    st = cedar_store_close(x->store, finished, &why);
+    if (st) return cedar_cli_fail(&why);
+    if (!x->quiet && x->runs) {
+        st = cedar_report_text(x->db, stdout, cedar_cli_width(stdout), cedar_cli_color(stdout), &why);
+        if (st) return cedar_cli_fail(&why);
+    }
+    fprintf(stderr, "%swrote %s\n", finished ? "" : "not finished; ", x->db);
+    return code;
+}
+
+static int execute(execution *x) {
+    cedar_err err = { 0 };
+    char found[2048];
+    cedar_status st = read_scenario(x, found, sizeof found, &err);
+    if (!st && access(x->db, F_OK) == 0 && !x->replace)
+        st = cedar_fail(&err, CEDAR_E_IO, "%s exists; add --replace to overwrite it, or -o FILE to write elsewhere",
+                        x->db);
+    if (st) return cedar_cli_fail(&err);
+    cedar_script_host host = { .self = x, .run = host_run, .expect = host_expect, .print = host_print };
+    cedar_script_opts o = { .name = x->path, .text = x->text, .bytes = x->bytes, .overrides = x->overrides,
+                            .override_count = x->override_count, .seed = scenario_seed(x->overrides, x->override_count),
+                            .stop = cedar_cli_stop() };
+    cedar_cli_catch_signals();
+    st = cedar_script_run(&o, &host, &err);
+    return end_run(x, st, &err);
+}
+
+int cedar_cli_run(int argc, char **argv) {
+    static const struct option options[] = { { "output", required_argument, NULL, 'o' },
+                                             { "replace", no_argument, NULL, 'r' },
+                                             { "quiet", no_argument, NULL, 'q' },
+                                             { NULL, 0, NULL, 0 } };
+    execution x = { 0 };
+    for (int c; (c = getopt_long(argc, argv, "o:rq", options, NULL)) != -1;) {
+        if (c == 'o') x.db = optarg;
+        else if (c == 'r') x.replace = true;
+        else if (c == 'q') x.quiet = true;
+        else return cedar_cli_usage("run", "an option is wrong");
+    }
+    if (optind == argc) return cedar_cli_usage("run", "give a scenario");
+    x.path = argv[optind++];
+    if (strchr(x.path, '=')) return cedar_cli_usage("run", "give a scenario before %s", x.path);
+    for (int i = optind; i < argc; i++)
+        if (!strchr(argv[i], '=')) return cedar_cli_usage("run", "\"%s\" is not a key=value word", argv[i]);
+    x.overrides = (const char *const *)argv + optind;
+    x.override_count = (size_t)(argc - optind);
+    x.bar = !x.quiet && isatty(STDERR_FILENO) && !(getenv("TERM") && strcmp(getenv("TERM"), "dumb") == 0);
+    char db[1024];
+    default_db(x.path, db, sizeof db);
+    if (!x.db) x.db = db;
+    cedar_cli_data_dir(x.data_dir, sizeof x.data_dir);
+    int code = execute(&x);
+    cedar_free(x.text);
+    return code;
+}
+
+/* --- cedar replay ------------------------------------------------------------------------------------------------- */
+
+typedef struct replay {
+    cedar_stored *stored;
+    char data_dir[1024];
+    uint32_t runs, different;
+    uint64_t steps;             /* of the run that plays */
+    uint64_t stop_after;        /* an interrupted run ends behind this step; 0 = it finished */
+    volatile int stop;          /* the user's wish, or the end of an interrupted run */
+    bool verbose;
+} replay;
+
+static cedar_status ignore_run(void *self, const cedar_run_row *row, cedar_err *err) {
+    (void)self;
+    (void)row;
+    (void)err;
+    return CEDAR_OK;
+}
+
+static cedar_status ignore_session(void *self, const cedar_session_row *row, cedar_err *err) {
+    (void)self;
+    (void)row;
+    (void)err;
+    return CEDAR_OK;
+}
+
+static cedar_status ignore_request(void *self, const cedar_request_row *row, cedar_err *err) {
+    (void)self;
+    (void)row;
+    (void)err;
+    return CEDAR_OK;
+}
+
+static cedar_status ignore_quality(void *self, const cedar_quality_row *row, cedar_err *err) {
+    (void)self;
+    (void)row;
+    (void)err;
+    return CEDAR_OK;
+}
+
+static cedar_status ignore_end(void *self, const cedar_run_end_row *row, cedar_err *err) {
+    (void)self;
+    (void)row;
+    (void)err;
+    return CEDAR_OK;
+}
+
+static cedar_status watch_step(void *self, const cedar_step_row *row, cedar_err *err) {
+    replay *x = self;
+    (void)err;
+    x->steps = (uint64_t)row->step_id;
+    if (*cedar_cli_stop() || (x->stop_after && x->steps >= x->stop_after)) x->stop = 1;
+    return CEDAR_OK;
+}
+
+static cedar_status play_again(replay *x, const cedar_stored_run *old, const cedar_run_opts *opts,
+                               cedar_run_result *out, cedar_err *err) {
+    cedar_run_opts *o = NULL;
+    cedar_observer obs = { .self = x, .run_begin = ignore_run, .session = ignore_session, .request = ignore_request,
+                           .step = watch_step, .quality = ignore_quality, .run_end = ignore_end };
+    cedar_run_host host = { .observer = &obs, .data_dir = x->data_dir, .recorded = &old->recorded, .stop = &x->stop };
+    x->steps = 0;
+    x->stop = 0;
+    x->stop_after = strcmp(old->status, "interrupted") == 0 ? old->recorded.count : 0;
+    cedar_status st = cedar_opts_copy(opts, &o, err);
+    if (!st) st = cedar_opts_set(o, "clock", "recorded", err);
+    if (!st) st = cedar_run(o, old->run_id, &host, out, err);
+    cedar_opts_free(o);
+    if (st == CEDAR_E_INTERRUPT && x->stop_after && !*cedar_cli_stop()) st = CEDAR_OK;
+    return st;
+}
+
+static cedar_status replay_run(void *self, const cedar_run_opts *opts, cedar_run_result *out, cedar_err *err) {
+    replay *x = self;
+    if (x->runs == x->stored->run_count) {
+        x->runs++;
+        return cedar_fail(err, CEDAR_E_DIVERGED, "the scenario plays more runs than the %u of the database",
+                          x->stored->run_count);
+    }
+    const cedar_stored_run *old = &x->stored->runs[x->runs++];
+    if (strcmp(old->status, "finished") && strcmp(old->status, "interrupted")) {
+        printf("%4" PRId64 "  %-24.24s  not compared: its status is \"%s\"\n", old->run_id, old->label, old->status);
+        return cedar_fail(err, CEDAR_E_INTERRUPT, "the recorded run did not end");
+    }
+    cedar_status st = play_again(x, old, opts, out, err);
+    if (st && st != CEDAR_E_DIVERGED) return st;
+    bool same = !st && out->event_hash == old->event_hash;
+    x->different += !same;
+    printf("%4" PRId64 "  %-24.24s  %016" PRIx64 "  %016" PRIx64 "  %8" PRIu64 "  %s\n", old->run_id, old->label,
+           old->event_hash, st ? 0 : out->event_hash, x->steps, same ? "same" : "DIFFERENT");
+    fflush(stdout);
+    if (st) printf("      %s\n", err->msg);
+    if (st || !x->stop_after) return st;
+    return cedar_fail(err, CEDAR_E_INTERRUPT, "the recorded run was interrupted here");   /* as the scenario saw it */
+}
+
+static cedar_status replay_expect(void *self, const char *what, bool ok, const char *detail, cedar_err *err) {
+    (void)self;
+    (void)what;
+    (void)ok;
+    (void)detail;
+    (void)err;
+    return CEDAR_OK;
+}
+
+/* The words of a JSON array of strings. words[count] point into *doc, which the caller gives back with json_decref. */
+static cedar_status parse_overrides(const char *text, json_t **doc, const char ***words, size_t *count,
+                                    cedar_err *err) {
+    json_error_t why;
+    *doc = json_loads(text && *text ? text : "[]", 0, &why);
+    *count = json_array_size(*doc);
+    *words = cedar_calloc(*count, sizeof **words);
+    if (!*words) return cedar_fail(err, CEDAR_E_OOM, "no memory for %zu words", *count);
+    for (size_t i = 0; i < *count; i++) (*words)[i] = json_string_value(json_array_get(*doc, i));
+    bool good = json_is_array(*doc);
+    for (size_t i = 0; i < *count; i++) good = good && (*words)[i];
+    return good ? CEDAR_OK : cedar_fail(err, CEDAR_E_FORMAT, "the database's list of key=value words is damaged");
+}
+
+static int verdict(const replay *x, cedar_status st, cedar_err *err) {
+    bool ended = !st || st == CEDAR_E_EXPECT || (st == CEDAR_E_INTERRUPT && !*cedar_cli_stop());
+    if (*cedar_cli_stop() || (!ended && st != CEDAR_E_DIVERGED && !x->different)) return cedar_cli_fail(err);
+    uint32_t missing = x->runs < x->stored->run_count ? x->stored->run_count - x->runs : 0;
+    if (missing) printf("%u run%s of the database did not come up again\n", missing, missing == 1 ? "" : "s");
+    if (x->runs > x->stored->run_count) printf("%s\n", err->msg);
+    if (!x->different && !missing && x->runs == x->stored->run_count) {
+        printf("%u run%s, all the same\n", x->runs, x->runs == 1 ? "" : "s");
+        return CEDAR_EXIT_OK;
+    }
+    printf("%u of %u runs differ\n", x->different + missing, x->stored->run_count);
+    return CEDAR_EXIT_DIVERGED;
+}
+
+static int replay_all(replay *x, const char *db) {
+    cedar_err err = { 0 };
+    json_t *doc = NULL;
+    const char **words = NULL;
+    size_t count = 0;
+    cedar_status st = cedar_stored_load(db, &x->stored, &err);
+    if (!st) st = parse_overrides(x->stored->overrides, &doc, &words, &count, &err);
+    int code;
+    if (st) {
+        code = cedar_cli_fail(&err);
+    } else {
+        cedar_script_host host = {
+            .self = x, .run = replay_run, .expect = replay_expect, .print = x->verbose ? host_print : NULL
+        };
+        cedar_script_opts o = { .name = x->stored->scenario_path, .text = x->stored->scenario_text,
+                                .bytes = strlen(x->stored->scenario_text), .overrides = words, .override_count = count,
+                                .seed = scenario_seed(words, count), .stop = cedar_cli_stop() };
+        printf("%4s  %-24s  %-16s  %-16s  %8s\n", "run", "label", "recorded", "replayed", "steps");
+        cedar_cli_catch_signals();
+        st = cedar_script_run(&o, &host, &err);
+        code = verdict(x, st, &err);
+    }
+    cedar_free(words);
+    json_decref(doc);
+    cedar_stored_free(x->stored);
+    return code;
+}
+
+int cedar_cli_replay(int argc, char **argv) {
+    static const struct option options[] = { { "verbose", no_argument, NULL, 'v' }, { NULL, 0, NULL, 0 } };
+    replay x = { 0 };
+    for (int c; (c = getopt_long(argc, argv, "v", options, NULL)) != -1;) {
+        if (c == 'v') x.verbose = true;
+        else return cedar_cli_usage("replay", "an option is wrong");
+    }
+    if (optind + 1 != argc) return cedar_cli_usage("replay", "give one database");
+    cedar_cli_data_dir(x.data_dir, sizeof x.data_dir);
+    return replay_all(&x, argv[optind]);
+}

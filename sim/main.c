@@ -1,0 +1,162 @@
+/* The cedar program: finds the verb and says how the verbs are used. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "sim/cli_int.h"
+
+static int verb_help(int argc, char **argv);
+static int verb_version(int argc, char **argv);
+
+static const cedar_verb verbs[] = {
+    { "run", "play a scenario and write a database of results",
+      "usage: cedar run SCENARIO.lua [-o OUT.db] [--replace] [key=value ...]\n"
+      "\n"
+      "Plays a scenario and writes every request, step and quality difference into one SQLite file. The default\n"
+      "file is SCENARIO.db in the current folder. key=value words win over every run{...} of the scenario.\n"
+      "\n"
+      "  -o, --output FILE   the database\n"
+      "  -r, --replace       overwrite a database that is there\n"
+      "  -q, --quiet         no progress and no summary\n"
+      "\n"
+      "examples:\n"
+      "  cedar run scenarios/quickstart.lua                 play it; results in quickstart.db\n"
+      "  cedar run scenarios/lanes.lua -o /tmp/a.db         elsewhere\n"
+      "  cedar run scenarios/quickstart.lua -r lanes=8      again, with eight lanes\n"
+      "Ctrl-C ends after the step that is running; the database is complete up to there.\n",
+      cedar_cli_run },
+    { "report", "show the results of a run: text, HTML, or CSV",
+      "usage: cedar report RUN.db [-o OUT.html | --text | --csv VIEW]\n"
+      "\n"
+      "  -o, --output FILE   one self-contained HTML file\n"
+      "  -t, --text          a table for the terminal (default)\n"
+      "  -c, --csv VIEW      a view as CSV on standard output; an unknown VIEW lists the known ones\n"
+      "\n"
+      "examples:\n"
+      "  cedar report quickstart.db\n"
+      "  cedar report quickstart.db -o quickstart.html\n",
+      cedar_cli_report },
+    { "replay", "play a database's scenario again and compare, event for event",
+      "usage: cedar replay RUN.db [-v]\n"
+      "\n"
+      "Plays the scenario stored in the database again, with the durations recorded there, and compares the event\n"
+      "hash of every run. Exit code 4 when one differs. Traces and models must still be where they were.\n"
+      "\n"
+      "example:\n"
+      "  cedar replay quickstart.db\n",
+      cedar_cli_replay },
+    { "trace", "look into trace files: stat, check",
+      "usage: cedar trace stat [--csv] FILE...\n"
+      "       cedar trace check [--strict] FILE...\n"
+      "\n"
+      "stat prints requests, lengths, prefix hits and delays of each trace; --csv prints the columns of\n"
+      "traces/STATS_weka.csv. check lists what is odd in each trace; with --strict, broken traces are errors.\n"
+      "A FILE may be a folder.\n"
+      "\n"
+      "examples:\n"
+      "  cedar trace stat traces/kv-cache-tester\n"
+      "  cedar trace check --strict traces/kv-cache-tester/trace_0291.json\n",
+      cedar_cli_trace },
+    { "plan", "memory plan: what fits into how many bytes",
+      "usage: cedar plan --model NAME|DIR [--hbm SIZE] [--context TOKENS] [--seqs N] [--page TOKENS] [--step TOKENS]\n"
+      "\n"
+      "Works out weights, KV pages, windows and workspace from the shape alone; nothing is loaded.\n"
+      "SIZE takes kB, MB, GB (powers of 1000) and KiB, MiB, GiB; TOKENS takes k and m (1024 and 1024^2).\n"
+      "\n"
+      "examples:\n"
+      "  cedar plan --model flash-e32 --hbm 141GB --context 128k\n"
+      "  cedar plan --model tiny --context 4096 --seqs 8\n",
+      cedar_cli_plan },
+    { "check-golden", "compare the engine with golden vectors",
+      "usage: cedar check-golden DIR... [--backend cpu] [--arith wide|f32|bf16] [--threads N] [-v]\n"
+      "\n"
+      "Each DIR holds a checkpoint, golden.safetensors and manifest.json. Exit code 4 when a quantity misses.\n"
+      "\n"
+      "example:\n"
+      "  cedar check-golden tests/golden/tiny-s1 --arith wide -v\n",
+      cedar_cli_check_golden },
+    { "help", "how to use a verb",
+      "usage: cedar help [VERB]\n"
+      "\n"
+      "example:\n"
+      "  cedar help run\n",
+      verb_help },
+    { "version", "version and build of this program", "usage: cedar version\n", verb_version },
+    { NULL, NULL, NULL, NULL }
+};
+
+const cedar_verb *cedar_cli_verbs(void) { return verbs; }
+
+const cedar_verb *cedar_cli_verb(const char *name) {
+    for (const cedar_verb *v = verbs; v->name; v++)
+        if (strcmp(v->name, name) == 0) return v;
+    return NULL;
+}
+
+static void overview(FILE *to) {
+    fputs(
+        "cedar: replays recorded agent sessions against an engine for DeepSeek-V4.1-Flash\n\nusage: cedar VERB ...\n\n",
+        to);
+    for (const cedar_verb *v = verbs; v->name; v++) fprintf(to, "  %-13s %s\n", v->name, v->summary);
+    fputs("\nstart here:\n"
+          "  cedar run scenarios/quickstart.lua\n"
+          "  cedar report quickstart.db -o quickstart.html\n"
+          "\n`cedar help VERB` says more. Exit codes: 0 ok, 1 usage, 2 an expectation failed, 3 no progress, 4 "
+          "divergence,\n"
+          "5 files, memory or another part of the environment, 128 + N ended by signal N.\n",
+          to);
+}
+
+static int unknown_verb(const char *name) {
+    const char *names[16];
+    size_t count = 0;
+    for (const cedar_verb *v = verbs; v->name; v++) names[count++] = v->name;
+    const char *near = cedar_nearest(name, names, count);
+    if (near) fprintf(stderr, "cedar: there is no verb \"%s\"; do you mean \"%s\"?\n", name, near);
+    else fprintf(stderr, "cedar: there is no verb \"%s\"; `cedar help` lists them\n", name);
+    return CEDAR_EXIT_USAGE;
+}
+
+static int verb_help(int argc, char **argv) {
+    if (argc < 2) {
+        overview(stdout);
+        return CEDAR_EXIT_OK;
+    }
+    const cedar_verb *v = cedar_cli_verb(argv[1]);
+    if (!v) return unknown_verb(argv[1]);
+    printf("cedar %s: %s\n\n%s", v->name, v->summary, v->help);
+    return CEDAR_EXIT_OK;
+}
+
+static int verb_version(int argc, char **argv) {
+    (void)argc;
+    (void)argv;
+#ifdef CEDAR_COMMIT
+    printf("cedar %s, commit %s, built with %s\n", CEDAR_VERSION, CEDAR_COMMIT, __VERSION__);
+#else
+    printf("cedar %s, built with %s\n", CEDAR_VERSION, __VERSION__);
+#endif
+    return CEDAR_EXIT_OK;
+}
+
+int main(int argc, char **argv) {
+    if (argc < 2) {
+        overview(stderr);
+        return CEDAR_EXIT_USAGE;
+    }
+    const char *name = argv[1];
+    if (strcmp(name, "-h") == 0 || strcmp(name, "--help") == 0) name = "help";
+    if (strcmp(name, "-V") == 0 || strcmp(name, "--version") == 0) name = "version";
+    const cedar_verb *v = cedar_cli_verb(name);
+    if (!v) return unknown_verb(name);
+    for (int i = 2; i < argc && strcmp(argv[i], "--"); i++)
+        if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0) {
+            char *words[] = { argv[0], argv[1], NULL };
+            return verb_help(2, words);
+        }
+    int code = v->run(argc - 1, argv + 1);
+    if (fflush(stdout) || ferror(stdout)) {
+        fputs("cedar: standard output could not be written\n", stderr);
+        return CEDAR_EXIT_ENVIRONMENT;
+    }
+    return code;
+}

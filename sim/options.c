@@ -1,0 +1,517 @@
+/* The option table: every key of run{...} and of key=value words, with its type, default, range and help.
+ *
+ * Values come in as text and are kept twice: as canonical text (one spelling per value, so that equal options give
+ * equal configuration hashes) and as the typed field that the simulator reads (sim/options_int.h). */
+#include "sim/options_int.h"
+
+#include <ctype.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/json.h"
+#include "base/mem.h"
+
+#define AT(field) offsetof(struct cedar_run_opts, field)
+
+enum {
+    BILLION = 1000000000,
+    REAL_DIGITS = 6,            /* after the point: such numbers go through a double (JSON) unchanged */
+    RATIO_DIGITS = 9,
+    LABEL_BYTES_MAX = 63,       /* cedar_run_result.label */
+    TEXT_BYTES_MAX = 65536,
+    VALUE_BYTES = 64,           /* canonical text of a number */
+    WORD_BYTES_MAX = 63         /* longest word that cedar_nearest looks at */
+};
+
+static const double whole_max = 9007199254740991.0; /* 2^53 - 1: exact as a double and in JSON */
+
+static const cedar_opt_info table[] = {
+    { "label", CEDAR_OPT_STRING, "", 0, 0, NULL, "name of the run in tables and reports, at most 63 bytes", AT(label) },
+
+    { "model", CEDAR_OPT_STRING, "tiny", 0, 0, NULL,
+      "model: a name in scenarios/models, a config.json, or a checkpoint directory", AT(model) },
+    { "weights_seed", CEDAR_OPT_INT, "1", 0, whole_max, NULL,
+      "seed of the made weights, when the model is only a shape", AT(weights_seed) },
+    { "backend", CEDAR_OPT_CHOICE, "auto", 0, 0, "auto|cpu|cuda",
+      "where the engine runs; auto: the GPU if there is one", AT(backend) },
+    { "arith", CEDAR_OPT_CHOICE, "f32", 0, 0, "wide|f32|bf16", "arithmetic between the model's own quantisers",
+      AT(arith) },
+    { "threads", CEDAR_OPT_INT, "0", 0, 1024, NULL, "threads of the CPU engine; 0 = all processors", AT(threads) },
+
+    { "trace", CEDAR_OPT_STRING, "", 0, 0, NULL, "trace files and directories, separated by commas; required",
+      AT(trace) },
+    { "traces_max", CEDAR_OPT_INT, "0", 0, 1e9, NULL, "traces to load; 0 = all", AT(traces_max) },
+    { "strict", CEDAR_OPT_BOOL, "false", 0, 0, NULL,
+      "true: a broken trace is an error; false: it is skipped and counted", AT(strict) },
+    { "lanes", CEDAR_OPT_INT, "4", 1, 4096, NULL, "sessions played at the same time", AT(lanes) },
+    { "seed", CEDAR_OPT_INT, "42", 0, whole_max, NULL, "seed of everything random in a run", AT(seed) },
+    { "order", CEDAR_OPT_CHOICE, "sequential", 0, 0, "sequential|shuffle", "order in which the lanes take the traces",
+      AT(order) },
+    { "passes", CEDAR_OPT_INT, "1", 1, 1e6, NULL, "how often the list of traces is played before the lanes stop",
+      AT(passes) },
+    { "turns_max", CEDAR_OPT_INT, "0", 0, 1e9, NULL, "turns played of each stream; 0 = all", AT(turns_max) },
+    { "requests_max", CEDAR_OPT_INT, "0", 0, 1e12, NULL, "requests started in the run; 0 = all", AT(requests_max) },
+    { "duration_s", CEDAR_OPT_REAL, "0", 0, 31536000, NULL,
+      "schedule time in s after which no new request starts; 0 = until the traces end", AT(duration_ns) },
+    { "length_scale", CEDAR_OPT_RATIO, "1", 0, 64, NULL,
+      "token counts times this; the trace's tokens per block times this must be a whole number", AT(length_num) },
+    { "time_scale", CEDAR_OPT_REAL, "1", 0, 1000, NULL, "recorded delays times this", AT(time_scale_ppb) },
+    { "think_cap_s", CEDAR_OPT_REAL, "300", 0, 31536000, NULL, "longest delay before a turn in s, after time_scale",
+      AT(think_cap_ns) },
+    { "context_max", CEDAR_OPT_INT, "0", 0, 1 << 24, NULL, "longest sequence in tokens; 0 = what the model allows",
+      AT(context_max) },
+
+    { "replay", CEDAR_OPT_CHOICE, "exact", 0, 0, "exact|decoder|encoder|both", "what is approximated: bounded replay",
+      AT(replay) },
+    { "cut", CEDAR_OPT_CHOICE, "after", 0, 0, "after|inside|inside_clip",
+      "where decoder replay cuts the last KV source", AT(cut) },
+    { "encoder_rows", CEDAR_OPT_INT, "0", 0, 1 << 24, NULL,
+      "tokens fed again before a prefix hit's end; 0 = the model's window", AT(encoder_rows) },
+    { "decoder_rows", CEDAR_OPT_INT, "0", 0, 1 << 24, NULL,
+      "prompt tokens of a chunk kept behind the cut; 0 = the model's window", AT(decoder_rows) },
+    { "adopt_short_hits", CEDAR_OPT_BOOL, "false", 0, 0, NULL,
+      "true: a prefix hit no longer than encoder_rows is used too, replayed from its start", AT(adopt_short_hits) },
+    { "prefix_cache", CEDAR_OPT_BOOL, "true", 0, 0, NULL, "reuse the cache rows of earlier prompts", AT(prefix_cache) },
+    { "page_tokens", CEDAR_OPT_INT, "16", 1, 65536, NULL, "tokens per KV page", AT(page_tokens) },
+    { "kv_pages", CEDAR_OPT_INT, "0", 0, 2147483647, NULL,
+      "KV pages in the pool; 0 = enough for the lanes' longest contexts, times 4", AT(kv_pages) },
+    { "window_cache_bytes", CEDAR_OPT_INT, "0", 0, whole_max, NULL,
+      "stored windows of the prefix cache in bytes (exact and decoder); 0 = unlimited", AT(window_cache_bytes) },
+
+    { "step_tokens", CEDAR_OPT_INT, "256", 1, 65536, NULL, "tokens in one step at most", AT(step_tokens) },
+    { "chunk_tokens", CEDAR_OPT_INT, "0", 0, 65536, NULL, "prompt tokens of one request in one step; 0 = step_tokens",
+      AT(chunk_tokens) },
+    { "batch_max", CEDAR_OPT_INT, "0", 0, 4096, NULL, "requests decoded at the same time; 0 = no limit",
+      AT(batch_max) },
+    { "continuation", CEDAR_OPT_CHOICE, "forced", 0, 0, "forced|greedy",
+      "tokens that go on a prompt: the recorded answer's, or the engine's own", AT(continuation) },
+
+    { "clock", CEDAR_OPT_CHOICE, "measured", 0, 0, "measured|recorded",
+      "where step durations come from: the engine, or an earlier run's database", AT(clock) },
+    { "pace", CEDAR_OPT_CHOICE, "fixed", 0, 0, "fixed|measured",
+      "step length on the schedule axis: pace_step_us + rows * pace_row_us, or the clock's", AT(pace) },
+    { "pace_step_us", CEDAR_OPT_INT, "1000", 1, 1e9, NULL, "schedule time of a step in us", AT(pace_step_us) },
+    { "pace_row_us", CEDAR_OPT_INT, "20", 0, 1e9, NULL, "schedule time of each row of a step in us", AT(pace_row_us) },
+
+    { "quality", CEDAR_OPT_BOOL, "false", 0, 0, NULL, "score every decoded position against exact recomputation",
+      AT(quality) },
+    { "quality_every", CEDAR_OPT_INT, "1", 1, 1e9, NULL, "score every n-th request only", AT(quality_every) },
+    { "prompt_scores", CEDAR_OPT_BOOL, "false", 0, 0, NULL,
+      "score prompt positions too; such prompts are never trimmed (needs quality)", AT(prompt_scores) },
+};
+
+enum { KEY_COUNT = sizeof table / sizeof *table };
+
+_Static_assert((int)KEY_COUNT <= (int)CEDAR_OPT_KEYS_MAX, "options_int.h: text is too short");
+_Static_assert(AT(length_den) == AT(length_num) + sizeof(int64_t), "a ratio is two numbers in a row");
+_Static_assert(sizeof(cedar_replay_kind) == sizeof(unsigned) && sizeof(cedar_arith) == sizeof(unsigned) &&
+               sizeof(cedar_cut) == sizeof(unsigned), "choices are stored as unsigned");
+
+const cedar_opt_info *cedar_opt_table(size_t *count) {
+    *count = KEY_COUNT;
+    return table;
+}
+
+/* --- nearest word ----------------------------------------------------------------------------------------------- */
+
+/* Least number of insertions, deletions, replacements and swaps of neighbours; both words are short. */
+static size_t edit_distance(const char *a, size_t an, const char *b, size_t bn) {
+    size_t rows[3][WORD_BYTES_MAX + 1];
+    size_t *before = rows[0], *last = rows[1], *now = rows[2];
+    for (size_t j = 0; j <= bn; j++) last[j] = j;
+    memcpy(before, last, sizeof rows[0]);
+    for (size_t i = 1; i <= an; i++) {
+        now[0] = i;
+        for (size_t j = 1; j <= bn; j++) {
+            size_t best = last[j - 1] + (a[i - 1] != b[j - 1]);
+            if (last[j] + 1 < best) best = last[j] + 1;
+            if (now[j - 1] + 1 < best) best = now[j - 1] + 1;
+            bool swap = i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1];
+            if (swap && before[j - 2] + 1 < best) best = before[j - 2] + 1;
+            now[j] = best;
+        }
+        size_t *free_row = before;
+        before = last;
+        last = now;
+        now = free_row;
+    }
+    return last[bn];
+}
+
+const char *cedar_nearest(const char *word, const char *const *words, size_t count) {
+    size_t n = strlen(word), best = SIZE_MAX;
+    const char *found = NULL;
+    if (n == 0 || n > WORD_BYTES_MAX) return NULL;
+    for (size_t i = 0; i < count; i++) {
+        size_t m = strlen(words[i]);
+        if (m == 0 || m > WORD_BYTES_MAX) continue;
+        /* A common beginning says enough, whatever is missing or too much behind it. */
+        bool begins = (n >= 3 && m > n && strncmp(word, words[i], n) == 0) ||
+                      (m >= 4 && n > m && strncmp(word, words[i], m) == 0);
+        size_t d = begins ? 1 : edit_distance(word, n, words[i], m);
+        size_t shorter = n < m ? n : m;
+        if (d <= (shorter + 2) / 3 && d < shorter && d < best) {
+            best = d;
+            found = words[i];
+        }
+    }
+    return found;
+}
+
+static int find_key(const char *key) {
+    for (int i = 0; i < KEY_COUNT; i++)
+        if (strcmp(table[i].key, key) == 0) return i;
+    return -1;
+}
+
+static cedar_status unknown_key(const char *key, cedar_err *err) {
+    const char *keys[KEY_COUNT];
+    for (int i = 0; i < KEY_COUNT; i++) keys[i] = table[i].key;
+    const char *near = cedar_nearest(key, keys, KEY_COUNT);
+    if (near) return cedar_fail(err, CEDAR_E_ARG, "unknown option \"%.64s\"; did you mean \"%s\"?", key, near);
+    return cedar_fail(err, CEDAR_E_ARG, "unknown option \"%.64s\"; docs/SCENARIOS.md lists the options", key);
+}
+
+/* --- text to values --------------------------------------------------------------------------------------------- */
+
+/* A parsed value, before it goes into the options. */
+typedef struct parsed {
+    int64_t number, den;        /* den: of a ratio */
+    unsigned choice;
+    bool flag;
+    char text[VALUE_BYTES];     /* canonical, except for strings */
+} parsed;
+
+static cedar_status bad(const cedar_opt_info *k, const char *value, const char *want, cedar_err *err) {
+    return cedar_fail(err, CEDAR_E_ARG, "%s = \"%.64s\": must be %s", k->key, value, want);
+}
+
+/* Range of a number as words, without digits that mean nothing. */
+static cedar_status out_of_range(const cedar_opt_info *k, const char *value, cedar_err *err) {
+    return cedar_fail(err, CEDAR_E_ARG, "%s = %.64s: allowed are %s%.0f to %.0f", k->key, value,
+                      k->type == CEDAR_OPT_RATIO ? "numbers above " : "", k->lo, k->hi);
+}
+
+/* Digits at *s into *out; false when there is none. Numbers too large become INT64_MAX, which no range allows. */
+static bool read_digits(const char **s, int64_t *out) {
+    const char *p = *s;
+    int64_t x = 0;
+    for (; *p >= '0' && *p <= '9'; p++)
+        if (__builtin_mul_overflow(x, 10, &x) || __builtin_add_overflow(x, *p - '0', &x))
+            x = INT64_MAX;
+    if (p == *s) return false;
+    *s = p;
+    *out = x;
+    return true;
+}
+
+static bool read_whole(const char *s, int64_t *out) {
+    bool minus = *s == '-';
+    s += minus;
+    if (!read_digits(&s, out) || *s) return false;
+    if (minus) *out = -*out;
+    return true;
+}
+
+/* A decimal number times 10^9, exactly: "2", "0.25", "1.5". Digits behind `digits_max` places must be 0. */
+static bool read_decimal(const char *s, int digits_max, int64_t *out) {
+    int64_t whole, part = 0, unit = BILLION;
+    bool minus = *s == '-';
+    s += minus;
+    if (!read_digits(&s, &whole)) return false;
+    if (*s == '.') {
+        s++;
+        if (!isdigit((unsigned char)*s)) return false;
+        for (; isdigit((unsigned char)*s); s++) {
+            if (digits_max-- > 0) part += (*s - '0') * (unit /= 10);
+            else if (*s != '0') return false;
+        }
+    }
+    if (*s) return false;
+    if (__builtin_mul_overflow(whole, BILLION, &whole) || __builtin_add_overflow(whole, part, out)) *out = INT64_MAX;
+    if (minus) *out = -*out;
+    return true;
+}
+
+static int64_t gcd(int64_t a, int64_t b) {
+    while (b) {
+        int64_t r = a % b;
+        a = b;
+        b = r;
+    }
+    return a;
+}
+
+static cedar_status parse_int(const cedar_opt_info *k, const char *value, parsed *p, cedar_err *err) {
+    if (!read_whole(value, &p->number)) return bad(k, value, "a whole number", err);
+    if ((double)p->number < k->lo || (double)p->number > k->hi) return out_of_range(k, value, err);
+    snprintf(p->text, sizeof p->text, "%lld", (long long)p->number);
+    return CEDAR_OK;
+}
+
+static cedar_status parse_real(const cedar_opt_info *k, const char *value, parsed *p, cedar_err *err) {
+    if (!read_decimal(value, REAL_DIGITS, &p->number))
+        return bad(k, value, "a number with at most 6 digits after the point", err);
+    double x = (double)p->number;
+    if (x < k->lo * BILLION || x > k->hi * BILLION) return out_of_range(k, value, err);
+    int n = snprintf(p->text, sizeof p->text, "%lld.%09lld", (long long)(p->number / BILLION),
+                     (long long)(p->number % BILLION));
+    while (p->text[n - 1] == '0') p->text[--n] = 0;
+    if (p->text[n - 1] == '.') p->text[--n] = 0;
+    return CEDAR_OK;
+}
+
+static cedar_status parse_ratio(const cedar_opt_info *k, const char *value, parsed *p, cedar_err *err) {
+    const char *s = value;
+    int64_t num, den = BILLION;
+    if (strchr(value, '/')) {
+        if (!read_digits(&s, &num) || *s++ != '/' || !read_digits(&s, &den) || *s)
+            return bad(k, value, "a number, or two whole numbers such as \"1/64\"", err);
+    } else if (!read_decimal(value, RATIO_DIGITS, &num)) {
+        return bad(k, value, "a number, or two whole numbers such as \"1/64\"", err);
+    }
+    /* Both parts stay below 2^31, so that products with token counts cannot overflow. */
+    int64_t by = num > 0 && den > 0 && num < INT64_MAX && den < INT64_MAX ? gcd(num, den) : 0;
+    if (by == 0 || num / by > INT32_MAX || den / by > INT32_MAX ||
+        (double)(num / by) > k->hi * (double)(den / by))
+        return out_of_range(k, value, err);
+    p->number = num / by;
+    p->den = den / by;
+    if (p->den == 1) snprintf(p->text, sizeof p->text, "%lld", (long long)p->number);
+    else snprintf(p->text, sizeof p->text, "%lld/%lld", (long long)p->number, (long long)p->den);
+    return CEDAR_OK;
+}
+
+static cedar_status parse_bool(const cedar_opt_info *k, const char *value, parsed *p, cedar_err *err) {
+    p->flag = strcmp(value, "true") == 0;
+    if (!p->flag && strcmp(value, "false") != 0) return bad(k, value, "true or false", err);
+    snprintf(p->text, sizeof p->text, "%s", value);
+    return CEDAR_OK;
+}
+
+static cedar_status parse_choice(const cedar_opt_info *k, const char *value, parsed *p, cedar_err *err) {
+    size_t n = strlen(value);
+    p->choice = 0;
+    for (const char *s = k->choices; n; p->choice++) {
+        size_t m = strcspn(s, "|");
+        if (m == n && strncmp(s, value, n) == 0) {
+            snprintf(p->text, sizeof p->text, "%s", value);
+            return CEDAR_OK;
+        }
+        if (!s[m]) break;
+        s += m + 1;
+    }
+    char list[VALUE_BYTES * 2];
+    snprintf(list, sizeof list, "one of %s", k->choices);
+    return bad(k, value, list, err);
+}
+
+/* Bytes of the UTF-8 character at s, or 0: not UTF-8, or a control character. */
+static size_t utf8_bytes(const unsigned char *s) {
+    static const struct { unsigned mask, lead, lo; } forms[] = {
+        { 0x80, 0x00, 0x20 }, { 0xE0, 0xC0, 0x80 }, { 0xF0, 0xE0, 0x800 }, { 0xF8, 0xF0, 0x10000 } };
+    for (size_t n = 0; n < 4; n++) {
+        if ((s[0] & forms[n].mask) != forms[n].lead) continue;
+        unsigned c = s[0] & ~forms[n].mask & 0xFF;
+        for (size_t i = 1; i <= n; i++) {
+            if ((s[i] & 0xC0) != 0x80) return 0;
+            c = c << 6 | (s[i] & 0x3Fu);
+        }
+        bool good = c >= forms[n].lo && c != 0x7F && c <= 0x10FFFF && !(c >= 0xD800 && c <= 0xDFFF);
+        return good ? n + 1 : 0;
+    }
+    return 0;
+}
+
+/* Strings go into JSON, SQLite and terminals: UTF-8 without control characters. */
+static cedar_status parse_string(const cedar_opt_info *k, const char *value, cedar_err *err) {
+    size_t n = strlen(value), most = k->place == AT(label) ? LABEL_BYTES_MAX : TEXT_BYTES_MAX;
+    if (n > most)
+        return cedar_fail(err, CEDAR_E_ARG, "%s = \"%.32s...\": %zu bytes, at most %zu are allowed", k->key, value, n,
+                          most);
+    if (n == 0 && *k->value_default)
+        return cedar_fail(err, CEDAR_E_ARG, "%s = \"\": must not be empty", k->key);
+    for (const char *s = value; *s;) {
+        size_t m = utf8_bytes((const unsigned char *)s);
+        if (m == 0)
+            return cedar_fail(err, CEDAR_E_ARG, "%s: byte %zu of the value is a control character or not UTF-8", k->key,
+                              (size_t)(s - value) + 1);
+        s += m;
+    }
+    return CEDAR_OK;
+}
+
+static cedar_status parse_value(const cedar_opt_info *k, const char *value, parsed *p, cedar_err *err) {
+    if (k->type != CEDAR_OPT_STRING && !*value) return cedar_fail(err, CEDAR_E_ARG, "%s: the value is empty", k->key);
+    switch (k->type) {
+    case CEDAR_OPT_INT: return parse_int(k, value, p, err);
+    case CEDAR_OPT_REAL: return parse_real(k, value, p, err);
+    case CEDAR_OPT_RATIO: return parse_ratio(k, value, p, err);
+    case CEDAR_OPT_BOOL: return parse_bool(k, value, p, err);
+    case CEDAR_OPT_CHOICE: return parse_choice(k, value, p, err);
+    case CEDAR_OPT_STRING: return parse_string(k, value, err);
+    }
+    return cedar_fail(err, CEDAR_E_ARG, "%s: unknown type", k->key);
+}
+
+/* --- the options ------------------------------------------------------------------------------------------------ */
+
+/* Puts a parsed value into its field; text is the owned canonical text. */
+static void store(cedar_run_opts *o, const cedar_opt_info *k, const parsed *p, const char *text) {
+    char *field = (char *)o + k->place;
+    switch (k->type) {
+    case CEDAR_OPT_INT:
+    case CEDAR_OPT_REAL: memcpy(field, &p->number, sizeof p->number); break;
+    case CEDAR_OPT_RATIO:
+        memcpy(field, &p->number, sizeof p->number);
+        memcpy(field + sizeof p->number, &p->den, sizeof p->den);
+        break;
+    case CEDAR_OPT_BOOL: memcpy(field, &p->flag, sizeof p->flag); break;
+    case CEDAR_OPT_CHOICE: memcpy(field, &p->choice, sizeof p->choice); break;
+    case CEDAR_OPT_STRING: memcpy(field, &text, sizeof text); break;
+    }
+}
+
+cedar_status cedar_opts_set(cedar_run_opts *o, const char *key, const char *value, cedar_err *err) {
+    int i = find_key(key);
+    if (i < 0) return unknown_key(key, err);
+    const cedar_opt_info *k = &table[i];
+    parsed p = { 0 };
+    cedar_status st = parse_value(k, value, &p, err);
+    if (st) return st;
+    char *text = cedar_strdup(k->type == CEDAR_OPT_STRING ? value : p.text);
+    if (!text) return cedar_fail(err, CEDAR_E_OOM, "%s: no memory for the value", key);
+    cedar_free(o->text[i]);
+    o->text[i] = text;
+    store(o, k, &p, text);
+    return CEDAR_OK;
+}
+
+/* New options with the values of `from`, or the defaults. */
+static cedar_status make(const cedar_run_opts *from, cedar_run_opts **out, cedar_err *err) {
+    cedar_run_opts *o = cedar_calloc(1, sizeof *o);
+    if (!o) return cedar_fail(err, CEDAR_E_OOM, "no memory for run options");
+    for (int i = 0; i < KEY_COUNT; i++) {
+        cedar_status st = cedar_opts_set(o, table[i].key, from ? from->text[i] : table[i].value_default, err);
+        if (st) {
+            cedar_opts_free(o);
+            return st;
+        }
+    }
+    *out = o;
+    return CEDAR_OK;
+}
+
+cedar_status cedar_opts_new(cedar_run_opts **out, cedar_err *err) { return make(NULL, out, err); }
+
+cedar_status cedar_opts_copy(const cedar_run_opts *o, cedar_run_opts **out, cedar_err *err) {
+    return make(o, out, err);
+}
+
+void cedar_opts_free(cedar_run_opts *o) {
+    if (!o) return;
+    for (int i = 0; i < KEY_COUNT; i++) cedar_free(o->text[i]);
+    cedar_free(o);
+}
+
+const char *cedar_opts_get(const cedar_run_opts *o, const char *key) {
+    int i = find_key(key);
+    return i < 0 ? NULL : o->text[i];
+}
+
+/* --- JSON ------------------------------------------------------------------------------------------------------- */
+
+/* True when the canonical text is written in quotes. */
+static bool quoted(cedar_opt_type type) {
+    return type == CEDAR_OPT_STRING || type == CEDAR_OPT_CHOICE || type == CEDAR_OPT_RATIO;
+}
+
+cedar_status cedar_opts_json(const cedar_run_opts *o, char **out, cedar_err *err) {
+    size_t room = 8;
+    for (int i = 0; i < KEY_COUNT; i++) room += strlen(table[i].key) + 2 * strlen(o->text[i]) + 8;
+    char *json = cedar_calloc(room, 1);
+    if (!json) return cedar_fail(err, CEDAR_E_OOM, "no memory for %zu bytes of run options as JSON", room);
+    char *to = json;
+    for (int i = 0; i < KEY_COUNT; i++) {
+        to += sprintf(to, "%s\"%s\":%s", i ? "," : "{", table[i].key, quoted(table[i].type) ? "\"" : "");
+        for (const char *s = o->text[i]; *s; s++) { /* no control characters in any value */
+            if (*s == '"' || *s == '\\') *to++ = '\\';
+            *to++ = *s;
+        }
+        if (quoted(table[i].type)) *to++ = '"';
+    }
+    *to++ = '}';
+    *out = json;
+    return CEDAR_OK;
+}
+
+/* Sets one key from its JSON value. */
+static cedar_status set_json(cedar_run_opts *o, const cedar_opt_info *k, const cedar_json *doc, const char *name,
+                             cedar_err *err) {
+    char number[VALUE_BYTES];
+    const char *value = number;
+    cedar_status st;
+    if (quoted(k->type)) {
+        st = cedar_json_string(doc, name, k->key, &value, err);
+    } else if (k->type == CEDAR_OPT_INT) {
+        int64_t x = 0;
+        st = cedar_json_int(doc, name, k->key, INT64_MIN, INT64_MAX, &x, err);
+        snprintf(number, sizeof number, "%lld", (long long)x);
+    } else if (k->type == CEDAR_OPT_REAL) {
+        double x = 0;
+        st = cedar_json_real(doc, name, k->key, k->lo, k->hi, &x, err);
+        snprintf(number, sizeof number, "%.6f", x);
+    } else {
+        bool x = false;
+        st = cedar_json_bool(doc, name, k->key, &x, err);
+        value = x ? "true" : "false";
+    }
+    if (st) return st;
+    st = cedar_opts_set(o, k->key, value, err);
+    return st ? cedar_fail_in(err, st == CEDAR_E_ARG ? CEDAR_E_FORMAT : st, "%s", name) : CEDAR_OK;
+}
+
+cedar_status cedar_opts_parse(const char *json, const char *name, cedar_run_opts **out, cedar_err *err) {
+    cedar_json *doc = NULL;
+    cedar_run_opts *o = NULL;
+    cedar_status st = cedar_json_parse(json, strlen(json), name, 1, &doc, err);
+    if (st) return st;
+    st = cedar_opts_new(&o, err);
+    for (int i = 0; i < KEY_COUNT && !st; i++) st = set_json(o, &table[i], doc, name, err);
+    cedar_json_free(doc);
+    if (st) {
+        cedar_opts_free(o);
+        return st;
+    }
+    *out = o;
+    return CEDAR_OK;
+}
+
+/* --- checks over several keys ----------------------------------------------------------------------------------- */
+
+static cedar_status check_paths(const char *list, cedar_err *err) {
+    if (!*list) return cedar_fail(err, CEDAR_E_ARG, "trace is not set; give a trace file or directory");
+    for (const char *s = list;; s++) {
+        size_t n = strcspn(s, ",");
+        if (n == 0) return cedar_fail(err, CEDAR_E_ARG, "trace = \"%.64s\": a path between the commas is empty", list);
+        s += n;
+        if (!*s) return CEDAR_OK;
+    }
+}
+
+cedar_status cedar_opts_check(const cedar_run_opts *o, cedar_err *err) {
+    cedar_status st = check_paths(o->trace, err);
+    if (st) return st;
+    if (o->chunk_tokens > o->step_tokens)
+        return cedar_fail(err, CEDAR_E_ARG, "chunk_tokens = %lld is more than step_tokens = %lld; a chunk is part of "
+                                            "a step",
+                          (long long)o->chunk_tokens, (long long)o->step_tokens);
+    if (o->prompt_scores && !o->quality)
+        return cedar_fail(err, CEDAR_E_ARG, "prompt_scores = true needs quality = true");
+    if (o->kv_pages > 0 && o->kv_pages * o->page_tokens < o->context_max)
+        return cedar_fail(err, CEDAR_E_ARG, "kv_pages = %lld of page_tokens = %lld hold %lld tokens, less than "
+                          "context_max = %lld", (long long)o->kv_pages, (long long)o->page_tokens,
+                          (long long)(o->kv_pages * o->page_tokens), (long long)o->context_max);
+    return CEDAR_OK;
+}

@@ -1,0 +1,76 @@
+/* Run options as the simulator reads them: typed fields behind the text table of sim/options.c.
+ *
+ * Private to sim/. Only sim/options.c writes a cedar_run_opts; everything else reads it. Every field holds a value
+ * inside the range of its table entry at all times, so readers need no checks of their own beyond cedar_opts_check.
+ *
+ * No float reaches the schedule: times are int64 ns, the time scale is parts per 10^9, the length scale a reduced
+ * fraction. */
+#ifndef CEDAR_SIM_OPTIONS_INT_H
+#define CEDAR_SIM_OPTIONS_INT_H
+
+#include "engine/engine.h"
+#include "sim/sim.h"
+
+typedef enum cedar_backend { CEDAR_BACKEND_AUTO, CEDAR_BACKEND_CPU, CEDAR_BACKEND_CUDA } cedar_backend;
+typedef enum cedar_order { CEDAR_ORDER_SEQUENTIAL, CEDAR_ORDER_SHUFFLE } cedar_order;
+typedef enum cedar_replay_kind {
+    CEDAR_REPLAY_EXACT, CEDAR_REPLAY_DECODER, CEDAR_REPLAY_ENCODER, CEDAR_REPLAY_BOTH
+} cedar_replay_kind;
+typedef enum cedar_continuation { CEDAR_CONTINUATION_FORCED, CEDAR_CONTINUATION_GREEDY } cedar_continuation;
+typedef enum cedar_clock { CEDAR_CLOCK_MEASURED, CEDAR_CLOCK_RECORDED } cedar_clock;
+typedef enum cedar_pace { CEDAR_PACE_FIXED, CEDAR_PACE_MEASURED } cedar_pace;
+
+enum { CEDAR_OPT_KEYS_MAX = 64 };
+
+struct cedar_run_opts {
+    const char *label;              /* "" = none */
+
+    const char *model;              /* name in scenarios/models, config.json, or checkpoint directory */
+    int64_t weights_seed;
+    cedar_backend backend;
+    cedar_arith arith;
+    int64_t threads;                /* 0 = all */
+
+    const char *trace;              /* paths, comma separated; "" is refused by cedar_opts_check */
+    int64_t traces_max;             /* 0 = all */
+    bool strict;
+    int64_t lanes;
+    int64_t seed;
+    cedar_order order;
+    int64_t passes;
+    int64_t turns_max;              /* per stream, 0 = all */
+    int64_t requests_max;           /* 0 = all */
+    int64_t duration_ns;            /* of schedule time, 0 = until the traces end */
+    int64_t length_num, length_den; /* length_scale, reduced; tokens per block = block_tokens * num / den */
+    int64_t time_scale_ppb;         /* recorded delays times this / 10^9 */
+    int64_t think_cap_ns;           /* longest delay, after scaling */
+    int64_t context_max;            /* 0 = positions_max of the model */
+
+    cedar_replay_kind replay;
+    cedar_cut cut;
+    int64_t encoder_rows;           /* 0 = window of the model */
+    int64_t decoder_rows;           /* 0 = window of the model */
+    bool adopt_short_hits;
+    bool prefix_cache;
+    int64_t page_tokens;
+    int64_t kv_pages;               /* 0 = made from lanes and context */
+    int64_t window_cache_bytes;     /* 0 = unlimited */
+
+    int64_t step_tokens;
+    int64_t chunk_tokens;           /* 0 = step_tokens */
+    int64_t batch_max;              /* 0 = no limit */
+    cedar_continuation continuation;
+
+    cedar_clock clock;
+    cedar_pace pace;
+    int64_t pace_step_us, pace_row_us;
+
+    bool quality;
+    int64_t quality_every;
+    bool prompt_scores;
+
+    char *text[CEDAR_OPT_KEYS_MAX]; /* value of each key as canonical text, in table order; owned. The strings above
+                                     * point into it. */
+};
+
+#endif

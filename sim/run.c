@@ -1,0 +1,936 @@
+/* A run: lanes against an engine. The event loop, and what becomes of a request between arrival and last token.
+ *
+ * Everything is decided from schedule time and earlier results; the host's clock is read only to report how long
+ * planning and the whole run took. Between the engine's steps memory may be allocated, inside them not (the engine sees
+ * to it). */
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/hash.h"
+#include "base/mem.h"
+#include "base/rng.h"
+#include "sim/sim_int.h"
+
+/* What is folded into the event hash, first word of each event. */
+typedef enum mark { MARK_ARRIVAL = 1, MARK_ADMIT, MARK_STEP, MARK_ENTRY, MARK_TOKEN, MARK_END, MARK_SESSION } mark;
+
+typedef struct request {
+    cedar_request_row row;          /* filled as things happen */
+    uint32_t lane, stream;
+    int32_t *tokens;                /* [in_tokens + out_tokens] prompt, then answer */
+    uint32_t produced;              /* answer tokens so far */
+    int32_t seq;
+    int32_t node;                   /* pinned cache node, -1 = none */
+    uint32_t boundary;              /* where a chunk must end because windows are stored there; 0 = nowhere */
+    uint32_t depth;                 /* provenance of the rows it computes */
+    bool scored;
+    cedar_snap *snap;               /* windows at the last page boundary */
+    cedar_miss_reason miss;
+} request;
+
+typedef struct run {
+    const cedar_run_opts *opts;
+    const cedar_run_host *host;
+    const cedar_observer *obs;
+    int64_t run_id;
+
+    cedar_model *model;
+    const cedar_config *config;
+    char origin[256], model_hash[65];
+    cedar_corpus *corpus;
+    cedar_prompts *prompts;
+    cedar_prompt_rules prompt_rules;
+    cedar_lane_rules lane_rules;
+    cedar_replay_rules rules;
+    cedar_engine_opts engine_opts;
+    cedar_memory_plan memory;
+    cedar_engine *engine;
+    cedar_quality *quality;
+    cedar_cache *cache;             /* NULL: prefix_cache is off */
+    cedar_lanes *lanes;
+    uint32_t context_max;
+    uint64_t planned;
+
+    cedar_events events;
+    cedar_clocks clock;
+    uint64_t hash;
+    request **waiting;              /* [waiting_count] in order of (arrival, id) */
+    size_t waiting_count, waiting_capacity;
+    request **running;              /* [running_count of seq_count] in order of admission */
+    uint32_t running_count;
+    bool blocked;                   /* the first waiting request did not fit; wait for one to end */
+    int64_t requests, steps;
+
+    cedar_sched_item *items;        /* [seq_count] */
+    cedar_sched_slice *slices;      /* [seq_count] */
+    cedar_plan_entry *entries;      /* [seq_count] */
+    int32_t *pages;                 /* [pages of the longest sequence] */
+    int32_t *argmax;                /* [step_rows] */
+    float *logits;                  /* [logit_rows, vocab], with quality */
+    uint32_t logit_rows;
+
+    cedar_samples ttft, itl, kl, dlogp;
+    uint64_t top1_same, quality_rows, requests_unfinished, sessions_unfinished, sessions_ended;
+    int64_t first_arrival_ns, last_token_ns;
+    cedar_run_result result;
+    int64_t wall_start_ns;
+} run;
+
+static int64_t host_ns(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+static void note(run *r, mark what, uint64_t a, uint64_t b, uint64_t c) {
+    const uint64_t words[] = { what, a, b, c };
+    for (int i = 0; i < 4; i++) r->hash = cedar_fold64(r->hash, words[i]);
+}
+
+static bool stores_windows(const run *r) { return r->cache && !r->rules.encoder; }
+
+/* --- opening ------------------------------------------------------------------------------------------------------ */
+
+static cedar_status refuse_early(const run *r, cedar_err *err) {
+    const cedar_run_opts *o = r->opts;
+    if (o->backend == CEDAR_BACKEND_CUDA)
+        return cedar_fail(err, CEDAR_E_UNSUPPORTED, "backend = \"cuda\" is not in this build; use \"cpu\" or \"auto\"");
+    if (o->quality && o->continuation != CEDAR_CONTINUATION_FORCED)
+        return cedar_fail(err, CEDAR_E_ARG,
+                          "quality = true compares the arm with exact recomputation on the same tokens, so it "
+                          "needs continuation = \"forced\"");
+    if (o->clock == CEDAR_CLOCK_RECORDED && !r->host->recorded)
+        return cedar_fail(err, CEDAR_E_ARG,
+                          "clock = \"recorded\" needs the durations of an earlier run; use `cedar replay RUN.db`");
+    return CEDAR_OK;
+}
+
+/* Ids that no prompt uses: the noise id of the drafter and the id in front of position 0. */
+static void special_ids(const cedar_config *c, cedar_prompt_rules *rules) {
+    int32_t a = c->stages ? c->draft_noise : -1, b = c->engram_layer_count ? c->engram_pad : -1;
+    if (a > b) {
+        int32_t t = a;
+        a = b;
+        b = t;
+    }
+    if (a >= 0 && a < c->vocab) rules->special[rules->special_count++] = a;
+    if (b >= 0 && b < c->vocab && b != a) rules->special[rules->special_count++] = b;
+}
+
+static void make_rules(run *r) {
+    const cedar_run_opts *o = r->opts;
+    uint32_t window = (uint32_t)r->config->window;
+    r->rules = (cedar_replay_rules){
+        .window = window, .decoder = o->replay == CEDAR_REPLAY_DECODER || o->replay == CEDAR_REPLAY_BOTH,
+        .encoder = o->replay == CEDAR_REPLAY_ENCODER || o->replay == CEDAR_REPLAY_BOTH, .cut = o->cut,
+        .encoder_rows = o->encoder_rows ? (uint32_t)o->encoder_rows : window,
+        .decoder_rows = o->decoder_rows ? (uint32_t)o->decoder_rows : window, .adopt_short_hits = o->adopt_short_hits };
+    r->lane_rules = (cedar_lane_rules){
+        .lanes = (uint32_t)o->lanes, .passes = (uint32_t)o->passes, .turns_max = (uint32_t)o->turns_max,
+        .seed = (uint64_t)o->seed, .shuffle = o->order == CEDAR_ORDER_SHUFFLE, .time_scale_ppb = o->time_scale_ppb,
+        .think_cap_ns = o->think_cap_ns };
+    r->prompt_rules = (cedar_prompt_rules){ .vocab = r->config->vocab, .length_num = (uint32_t)o->length_num,
+                                            .length_den = (uint32_t)o->length_den };
+    special_ids(r->config, &r->prompt_rules);
+    r->context_max = (uint32_t)r->config->positions_max;
+    if (o->context_max && o->context_max < r->context_max) r->context_max = (uint32_t)o->context_max;
+}
+
+/* Longest sequence that will be played, and the most streams of one tree. */
+static void measure_traces(const run *r, uint32_t *longest, uint32_t *streams) {
+    *longest = *streams = 1;
+    for (uint32_t i = 0; i < r->corpus->trace_count; i++) {
+        const cedar_trace *t = &r->corpus->traces[i];
+        if (t->stream_count > *streams) *streams = t->stream_count;
+        for (uint32_t s = 0; s < t->stream_count; s++)
+            for (uint32_t k = 0; k < cedar_lanes_turns(&r->lane_rules, t, s); k++) {
+                const cedar_turn *turn = &t->streams[s].turns[k];
+                uint64_t n = (uint64_t)cedar_prompt_scale(&r->prompt_rules, turn->in_tokens) +
+                             cedar_prompt_scale(&r->prompt_rules, turn->out_tokens);
+                if (n <= r->context_max && n > *longest) *longest = (uint32_t)n;
+            }
+    }
+}
+
+static uint64_t min_u64(uint64_t a, uint64_t b) { return a < b ? a : b; }
+
+static void make_engine_opts(run *r) {
+    const cedar_run_opts *o = r->opts;
+    uint32_t longest, streams;
+    measure_traces(r, &longest, &streams);
+    uint64_t seqs = min_u64((uint64_t)o->lanes * streams, (uint64_t)o->step_tokens);
+    seqs = min_u64(seqs, o->batch_max ? (uint64_t)o->batch_max : 4096);
+    cedar_engine_opts *e = &r->engine_opts;
+    *e = cedar_engine_defaults(r->config);
+    e->backend = o->backend == CEDAR_BACKEND_AUTO ? "auto" : "cpu";
+    e->arith = o->arith;
+    e->threads = (uint32_t)o->threads;
+    e->page_tokens = (uint32_t)o->page_tokens;
+    uint64_t pages = (longest + e->page_tokens - 1) / e->page_tokens;
+    e->page_count = (uint32_t)min_u64(o->kv_pages ? (uint64_t)o->kv_pages : 4 * (uint64_t)o->lanes * pages, INT32_MAX);
+    e->seq_count = (uint32_t)seqs;
+    e->context_tokens = longest;
+    e->step_rows = (uint32_t)o->step_tokens;
+    e->step_seqs = e->seq_count;
+    e->verify_rows = 0;
+}
+
+static void host_page_retain(void *self, int32_t page) { cedar_page_retain(self, page); }
+static void host_page_release(void *self, int32_t page) { cedar_page_release(self, page); }
+
+static uint64_t host_snap_bytes(void *self, const cedar_snap *snap) {
+    (void)self;
+    return cedar_snap_bytes(snap);
+}
+
+static void host_snap_free(void *self, cedar_snap *snap) {
+    (void)self;
+    cedar_snap_free(snap);
+}
+
+static cedar_status open_cache(run *r, cedar_err *err) {
+    if (!r->opts->prefix_cache) return CEDAR_OK;
+    cedar_cache_opts o = { .page_tokens = r->engine_opts.page_tokens, .page_count = r->engine_opts.page_count,
+                           .windows = !r->rules.encoder, .window_bytes_max = (uint64_t)r->opts->window_cache_bytes };
+    cedar_cache_host h = { r->engine, host_page_retain, host_page_release, host_snap_bytes, host_snap_free };
+    return cedar_cache_new(&o, &h, &r->cache, err);
+}
+
+static cedar_status open_quality(run *r, cedar_err *err) {
+    if (!r->opts->quality) return CEDAR_OK;
+    const cedar_engine_opts *e = &r->engine_opts;
+    uint32_t alive = e->seq_count > (uint32_t)r->opts->lanes ? e->seq_count : (uint32_t)r->opts->lanes;
+    r->logit_rows = r->opts->prompt_scores ? e->step_rows : e->step_seqs;
+    r->logits = cedar_calloc(r->logit_rows, (size_t)r->config->vocab * sizeof *r->logits);
+    if (!r->logits)
+        return cedar_fail(err, CEDAR_E_OOM, "no memory for %u rows of %d logits", r->logit_rows, r->config->vocab);
+    return cedar_quality_open(r->model, e, alive, r->opts->prompt_scores ? e->step_rows : 1, &r->quality, err);
+}
+
+static cedar_status open_buffers(run *r, cedar_err *err) {
+    const cedar_engine_opts *e = &r->engine_opts;
+    r->running = cedar_calloc(e->seq_count, sizeof *r->running);
+    r->items = cedar_calloc(e->seq_count, sizeof *r->items);
+    r->slices = cedar_calloc(e->seq_count, sizeof *r->slices);
+    r->entries = cedar_calloc(e->seq_count, sizeof *r->entries);
+    r->pages = cedar_calloc((size_t)e->context_tokens / e->page_tokens + 1, sizeof *r->pages);
+    r->argmax = cedar_calloc(e->step_rows, sizeof *r->argmax);
+    if (r->running && r->items && r->slices && r->entries && r->pages && r->argmax) return CEDAR_OK;
+    return cedar_fail(err, CEDAR_E_OOM, "no memory for steps of %u sequences", e->seq_count);
+}
+
+static cedar_status open_all(run *r, cedar_err *err) {
+    const cedar_run_opts *o = r->opts;
+    cedar_corpus_opts corpus = { .format = CEDAR_TRACE_AUTO,
+                                 .strict = o->strict,
+                                 .traces_max = (uint32_t)o->traces_max };
+    cedar_status st = cedar_opts_check(o, err);
+    if (!st) st = refuse_early(r, err);
+    if (!st) st = cedar_traces_find(o->trace, r->host->data_dir, &corpus, &r->corpus, err);
+    if (!st) st = cedar_model_find(o->model, r->host->data_dir, (uint64_t)o->weights_seed, &r->model, r->origin, err);
+    if (st) return st;
+    r->config = cedar_model_config(r->model);
+    cedar_model_hash(r->model, r->model_hash);
+    make_rules(r);
+    st = cedar_prompts_new(r->corpus, &r->prompt_rules, &r->prompts, err);
+    if (!st) st = cedar_lanes_new(r->corpus, &r->lane_rules, &r->lanes, err);
+    if (st) return st;
+    r->planned = cedar_lanes_planned(r->lanes);
+    if (o->requests_max) r->planned = min_u64(r->planned, (uint64_t)o->requests_max);
+    make_engine_opts(r);
+    st = cedar_plan_memory(r->config, &r->engine_opts, &r->memory, err);
+    if (!st) st = cedar_engine_open(r->model, &r->engine_opts, &r->engine, err);
+    if (!st) st = open_cache(r, err);
+    if (!st) st = open_quality(r, err);
+    if (!st) st = open_buffers(r, err);
+    return st;
+}
+
+static cedar_status emit_begin(run *r, cedar_err *err) {
+    static const char *const replays[] = { "exact", "decoder", "encoder", "both" };
+    static const char *const ariths[] = { "wide", "f32", "bf16" };
+    char *json = NULL, hash[CEDAR_SHA256_HEX];
+    cedar_status st = cedar_opts_json(r->opts, &json, err);
+    if (st) return st;
+    cedar_sha256 s;
+    cedar_sha256_init(&s);
+    cedar_sha256_add(&s, json, strlen(json));
+    cedar_sha256_hex(&s, hash);
+    snprintf(r->result.replay, sizeof r->result.replay, "%s", replays[r->opts->replay]);
+    snprintf(r->result.label, sizeof r->result.label, "%s", *r->opts->label ? r->opts->label : r->result.replay);
+    cedar_run_row row = { .run_id = r->run_id,
+                          .label = r->result.label,
+                          .config_json = json,
+                          .config_hash = hash,
+                          .model_name = r->config->name,
+                          .model_hash = r->model_hash,
+                          .model_origin = r->origin,
+                          .trace_paths = r->opts->trace,
+                          .trace_hash = r->corpus->hash,
+                          .backend = cedar_engine_options(r->engine)->backend,
+                          .arith = ariths[r->opts->arith],
+                          .clock = r->opts->clock == CEDAR_CLOCK_RECORDED ? "recorded" : "measured",
+                          .replay = r->result.replay,
+                          .seed = (uint64_t)r->opts->seed,
+                          .lanes = (uint32_t)r->opts->lanes,
+                          .vocab = (uint32_t)r->config->vocab,
+                          .window = (uint32_t)r->config->window,
+                          .page_tokens = r->engine_opts.page_tokens,
+                          .kv_token_bytes_x1000 = r->memory.kv_token_bytes_x1000,
+                          .window_snap_bytes = r->memory.window_bytes + r->memory.draft_ring_bytes,
+                          .plan_total_bytes = r->memory.total_bytes };
+    st = r->obs->run_begin(r->obs->self, &row, err);
+    cedar_free(json);
+    return st;
+}
+
+/* --- sessions ----------------------------------------------------------------------------------------------------- */
+
+static cedar_status emit_session(run *r, const cedar_session *s, cedar_err *err) {
+    const cedar_trace *t = &r->corpus->traces[s->trace];
+    cedar_session_row row = { .run_id = r->run_id,
+                              .session_id = s->session_id,
+                              .lane = (int32_t)s->lane,
+                              .pass = (int32_t)s->pass,
+                              .trace_id = t->id,
+                              .streams = t->stream_count,
+                              .requests_planned = s->planned,
+                              .requests_done = s->done,
+                              .start_sched_ns = s->start_sched_ns,
+                              .end_sched_ns = s->end_sched_ns,
+                              .start_ns = s->start_ns,
+                              .end_ns = cedar_clock_meter(&r->clock, s->end_sched_ns),
+                              .outcome = s->outcome };
+    note(r, MARK_SESSION, (uint64_t)s->session_id, s->done, (uint64_t)s->end_sched_ns);
+    r->sessions_ended++;
+    r->sessions_unfinished += strcmp(s->outcome, "cut") == 0;
+    if (r->quality) cedar_quality_forget(r->quality, s->session_id);
+    return r->obs->session(r->obs->self, &row, err);
+}
+
+/* The run is over: trees that still live were cut. */
+static cedar_status emit_cut_sessions(run *r, cedar_err *err) {
+    cedar_status st = CEDAR_OK;
+    for (uint32_t i = 0; i < r->lane_rules.lanes && !st; i++) {
+        cedar_session *s = &r->lanes->lanes[i];
+        if (!s->live) continue;
+        s->live = false;
+        s->outcome = s->overflow ? "overflow" : "cut";
+        s->end_sched_ns = r->clock.sched_ns;
+        st = emit_session(r, s, err);
+    }
+    return st;
+}
+
+/* --- the end of a request ----------------------------------------------------------------------------------------- */
+
+static void request_free(run *r, request *q) {
+    if (!q) return;
+    if (q->seq >= 0) cedar_seq_close(r->engine, q->seq);
+    if (q->node >= 0) cedar_cache_unpin(r->cache, q->node);
+    cedar_snap_free(q->snap);
+    cedar_free(q->tokens);
+    cedar_free(q);
+}
+
+static cedar_status count_request(run *r, const request *q, cedar_err *err) {
+    const cedar_request_row *w = &q->row;
+    cedar_run_result *s = &r->result;
+    s->requests++;
+    if (*w->error) {
+        s->errors++;
+        return CEDAR_OK;
+    }
+    s->in_tokens += w->in_tokens;
+    s->out_tokens += w->out_tokens;
+    s->hit_tokens += w->hit_tokens;
+    s->replayed_tokens += w->replayed_tokens;
+    s->trimmed_tokens += w->trimmed_tokens;
+    if (r->first_arrival_ns < 0 || w->arrival_ns < r->first_arrival_ns) r->first_arrival_ns = w->arrival_ns;
+    if (w->last_ns > r->last_token_ns) r->last_token_ns = w->last_ns;
+    cedar_status st = CEDAR_OK;
+    if (w->first_ns > w->arrival_ns) st = cedar_samples_add(&r->ttft, (double)(w->first_ns - w->arrival_ns), err);
+    if (!st && w->out_tokens > 1 && w->last_ns > w->first_ns)
+        st = cedar_samples_add(&r->itl, (double)(w->last_ns - w->first_ns) / (w->out_tokens - 1), err);
+    return st;
+}
+
+static cedar_status emit_request(run *r, const request *q, cedar_err *err) {
+    note(r, MARK_END, (uint64_t)q->row.request_id, q->produced, (uint64_t)r->clock.sched_ns);
+    cedar_status st = r->obs->request(r->obs->self, &q->row, err);
+    return st ? st : count_request(r, q, err);
+}
+
+/* A request has ended at schedule time `now`; its lane goes on. */
+static cedar_status end_turn(run *r, const request *q, cedar_turn_end how, int64_t now, cedar_err *err) {
+    bool drained;
+    cedar_status st = cedar_lanes_ended(r->lanes, q->lane, q->stream, how, now, &r->events, &drained, err);
+    return st || !drained ? st : emit_session(r, &r->lanes->lanes[q->lane], err);
+}
+
+/* A request that never ran. */
+static cedar_status reject(run *r, request *q, cedar_turn_end how, const char *why, cedar_err *err) {
+    q->row.error = why;
+    cedar_status st = emit_request(r, q, err);
+    return st ? st : end_turn(r, q, how, q->row.arrival_sched_ns, err);
+}
+
+/* Whole pages of prompt and answer go to the prefix cache; the sequence is given back. */
+static void keep_pages(run *r, request *q) {
+    if (!r->cache) return;
+    uint32_t count, pos = cedar_seq_pos(r->engine, q->seq);
+    const int32_t *pages = cedar_seq_pages(r->engine, q->seq, &count);
+    cedar_snap *snap = q->snap;
+    q->snap = NULL;
+    cedar_cache_insert(r->cache, q->tokens, pages, pos / r->engine_opts.page_tokens, q->depth, snap,
+                       snap ? cedar_snap_pos(snap) : 0);
+}
+
+static cedar_status finish(run *r, uint32_t index, cedar_err *err) {
+    request *q = r->running[index];
+    memmove(r->running + index, r->running + index + 1, (r->running_count - index - 1) * sizeof *r->running);
+    r->running_count--;
+    r->blocked = false;
+    q->row.last_sched_ns = r->clock.sched_ns;
+    q->row.last_ns = r->clock.meter_ns;
+    keep_pages(r, q);
+    cedar_status st = emit_request(r, q, err);
+    if (!st) st = end_turn(r, q, CEDAR_TURN_DONE, r->clock.sched_ns, err);
+    request_free(r, q);
+    return st;
+}
+
+/* --- arrival ------------------------------------------------------------------------------------------------------ */
+
+static cedar_status request_new(run *r, const cedar_turn_ref *ref, const cedar_event *e, request **out,
+                                cedar_err *err) {
+    const cedar_trace *t = &r->corpus->traces[ref->trace];
+    const cedar_turn *turn = &t->streams[ref->stream].turns[ref->turn];
+    request *q = cedar_calloc(1, sizeof *q);
+    if (!q) return cedar_fail(err, CEDAR_E_OOM, "no memory for a request");
+    q->lane = e->lane;
+    q->stream = ref->stream;
+    q->seq = q->node = -1;
+    q->row = (cedar_request_row){
+        .run_id = r->run_id, .request_id = ++r->requests, .session_id = e->session_id, .lane = (int32_t)e->lane,
+        .stream = (int32_t)ref->stream, .turn = (int32_t)ref->turn, .trace_id = t->id, .phase = "profiling",
+        .in_recorded = turn->in_recorded, .out_recorded = turn->out_tokens,
+        .in_tokens = cedar_prompt_scale(&r->prompt_rules, turn->in_tokens),
+        .out_tokens = cedar_prompt_scale(&r->prompt_rules, turn->out_tokens), .blocks_total = turn->block_count,
+        .blocks_hit_theory = cedar_prompt_theory(r->prompts, ref->trace, ref->stream, ref->turn),
+        .arrival_sched_ns = e->time_ns, .arrival_ns = cedar_clock_meter(&r->clock, e->time_ns), .admit_sched_ns = -1,
+        .admit_ns = -1, .first_sched_ns = -1, .first_ns = -1, .last_sched_ns = -1, .last_ns = -1, .error = "" };
+    q->scored = r->opts->quality && (q->row.request_id - 1) % r->opts->quality_every == 0;
+    note(r, MARK_ARRIVAL, (uint64_t)q->row.request_id, (uint64_t)ref->stream << 32 | ref->turn, (uint64_t)e->time_ns);
+    *out = q;
+    return CEDAR_OK;
+}
+
+static cedar_status wait_in_line(run *r, request *q, cedar_err *err) {
+    if (r->waiting_count == r->waiting_capacity) {
+        size_t capacity = r->waiting_capacity ? 2 * r->waiting_capacity : 64;
+        request **grown = cedar_realloc(r->waiting, capacity, sizeof *grown);
+        if (!grown) return cedar_fail(err, CEDAR_E_OOM, "no memory for %zu waiting requests", capacity);
+        r->waiting = grown;
+        r->waiting_capacity = capacity;
+    }
+    r->waiting[r->waiting_count++] = q;
+    return CEDAR_OK;
+}
+
+static cedar_status arrive(run *r, const cedar_turn_ref *ref, const cedar_event *e, cedar_err *err) {
+    request *q = NULL;
+    cedar_status st = request_new(r, ref, e, &q, err);
+    if (st) return st;
+    char why[192];
+    uint64_t total = (uint64_t)q->row.in_tokens + q->row.out_tokens, page = r->engine_opts.page_tokens;
+    if (total > r->context_max) {
+        snprintf(why, sizeof why, "context overflow: %u prompt and %u answer tokens exceed the context of %u",
+                 q->row.in_tokens, q->row.out_tokens, r->context_max);
+        st = reject(r, q, CEDAR_TURN_OVERFLOW, why, err);
+        goto drop;
+    }
+    if ((total + page - 1) / page > r->engine_opts.page_count) {
+        snprintf(why, sizeof why, "never fits: %" PRIu64 " tokens need %" PRIu64 " KV pages, the pool has %u", total,
+                 (total + page - 1) / page, r->engine_opts.page_count);
+        st = reject(r, q, CEDAR_TURN_FAILED, why, err);
+        goto drop;
+    }
+    q->tokens = cedar_calloc(total, sizeof *q->tokens);
+    if (!q->tokens) {
+        st = cedar_fail(err, CEDAR_E_OOM, "no memory for the %" PRIu64 " tokens of a request", total);
+        goto drop;
+    }
+    bool forced = r->opts->continuation == CEDAR_CONTINUATION_FORCED;
+    cedar_prompt_fill(r->prompts, ref, 0, forced ? (uint32_t)total : q->row.in_tokens, q->tokens);
+    st = wait_in_line(r, q, err);
+    if (!st) return CEDAR_OK;
+drop:
+    request_free(r, q);
+    return st;
+}
+
+static cedar_status handle(run *r, const cedar_event *e, cedar_err *err) {
+    const cedar_run_opts *o = r->opts;
+    cedar_status st = CEDAR_OK;
+    if ((o->duration_ns && e->time_ns >= o->duration_ns) || (o->requests_max && r->requests >= o->requests_max)) {
+        cedar_lanes_close(r->lanes);
+        cedar_events_clear(&r->events);
+        return CEDAR_OK;
+    }
+    if (e->class_ == CEDAR_EVENT_LANE) {
+        bool started;
+        st = cedar_lanes_take(r->lanes, e, &r->events, &started, err);
+        if (!st && started) r->lanes->lanes[e->lane].start_ns = cedar_clock_meter(&r->clock, e->time_ns);
+        return st;
+    }
+    cedar_turn_ref ref;
+    return cedar_lanes_turn(r->lanes, e, &ref) ? arrive(r, &ref, e, err) : CEDAR_OK;
+}
+
+static cedar_status handle_due(run *r, cedar_err *err) {
+    cedar_status st = CEDAR_OK;
+    while (!st && cedar_events_first(&r->events) && cedar_events_first(&r->events)->time_ns <= r->clock.sched_ns) {
+        cedar_event e = cedar_events_pop(&r->events);
+        st = handle(r, &e, err);
+    }
+    return st;
+}
+
+/* --- admission ---------------------------------------------------------------------------------------------------- */
+
+/* What the cache holds of the prompt, and what the arm's rules make of it. */
+static cedar_hit_plan find_hit(run *r, request *q, cedar_cache_hit *hit) {
+    *hit = (cedar_cache_hit){ .node = -1, .miss = CEDAR_MISS_OFF };
+    if (!r->cache) return (cedar_hit_plan){ 0, 0, 0, 0 };
+    cedar_cache_find(r->cache, q->tokens, q->row.in_tokens, hit);
+    uint32_t n = hit->hit_tokens;
+    if (!r->rules.encoder) return (cedar_hit_plan){ .hit = n, .start = n, .replayed = 0, .write_floor = n };
+    cedar_hit_plan plan = n ? cedar_plan_hit(&r->rules, n) : (cedar_hit_plan){ 0, 0, 0, 0 };
+    if (n && !plan.hit) {
+        hit->node = -1;
+        hit->depth = 0;
+        hit->miss = CEDAR_MISS_SHORT_HIT;
+    }
+    return plan;
+}
+
+/* Frees cached pages until `need` are there; false when pinned ones are in the way. */
+static cedar_status make_room(run *r, uint32_t need, bool *there, cedar_err *err) {
+    cedar_status st = CEDAR_OK;
+    bool evicted = true;
+    while (!st && cedar_pages_free(r->engine) < need && r->cache && evicted)
+        st = cedar_cache_evict(r->cache, &evicted, err);
+    *there = cedar_pages_free(r->engine) >= need;
+    return st;
+}
+
+static cedar_status take_sequence(run *r, request *q, const cedar_cache_hit *hit, const cedar_hit_plan *plan,
+                                  uint32_t fed, cedar_err *err) {
+    cedar_status st = cedar_seq_open(r->engine, &q->seq, err);
+    if (st) {
+        q->seq = -1;
+        return st;
+    }
+    if (plan->hit) cedar_cache_pages(r->cache, hit->node, r->pages);
+    if (plan->hit && r->rules.encoder) st = cedar_seq_adopt(r->engine, q->seq, q->tokens, r->pages, plan, err);
+    else if (plan->hit) st = cedar_seq_restore(r->engine, q->seq, q->tokens, r->pages, plan->hit, hit->snap, err);
+    return st ? st : cedar_seq_reserve(r->engine, q->seq, fed, err);
+}
+
+/* Takes a sequence and all pages of prompt and answer, so that a running request never waits for memory. */
+static cedar_status admit(run *r, request *q, bool *admitted, cedar_err *err) {
+    uint32_t page = r->engine_opts.page_tokens, fed = q->row.in_tokens + q->row.out_tokens - 1;
+    cedar_cache_hit hit;
+    cedar_hit_plan plan = find_hit(r, q, &hit);
+    if (hit.node >= 0) cedar_cache_pin(r->cache, hit.node);
+    q->node = hit.node;
+    cedar_status st = make_room(r, (fed + page - 1) / page - plan.hit / page, admitted, err);
+    if (!st && *admitted) st = take_sequence(r, q, &hit, &plan, fed, err);
+    if (st || !*admitted) {
+        if (q->node >= 0) cedar_cache_unpin(r->cache, q->node);
+        q->node = -1;
+        return st;
+    }
+    uint32_t boundary = q->row.in_tokens / page * page;
+    q->boundary = stores_windows(r) && boundary > plan.start ? boundary : 0;
+    q->depth = hit.depth + (plan.replayed > 0);
+    q->row.hit_tokens = plan.hit;
+    q->row.matched_tokens = hit.matched_tokens;
+    q->row.provenance_depth = hit.depth;
+    q->row.miss = hit.miss;
+    q->row.admit_sched_ns = r->clock.sched_ns;
+    q->row.admit_ns = r->clock.meter_ns;
+    note(r, MARK_ADMIT, (uint64_t)q->row.request_id, (uint64_t)plan.hit << 32 | plan.start,
+         (uint64_t)r->clock.sched_ns);
+    return CEDAR_OK;
+}
+
+static cedar_status admit_waiting(run *r, cedar_err *err) {
+    cedar_status st = CEDAR_OK;
+    size_t taken = 0;
+    while (!st && !r->blocked && taken < r->waiting_count && r->running_count < r->engine_opts.seq_count) {
+        bool admitted;
+        st = admit(r, r->waiting[taken], &admitted, err);
+        if (st) break;
+        if (admitted) r->running[r->running_count++] = r->waiting[taken++];
+        else r->blocked = true;
+    }
+    memmove(r->waiting, r->waiting + taken, (r->waiting_count - taken) * sizeof *r->waiting);
+    r->waiting_count -= taken;
+    return st;
+}
+
+/* --- a step ------------------------------------------------------------------------------------------------------- */
+
+/* Rows of an entry whose logits are wanted: the one that makes the next token, and with prompt_scores all new ones. */
+static uint32_t wanted_logits(const run *r, const request *q, const cedar_sched_slice *s, uint32_t pos,
+                              uint32_t floor) {
+    if (r->opts->prompt_scores && q->scored && !s->decode) {
+        uint32_t first = pos > floor ? pos : floor;
+        return pos + s->rows > first ? pos + s->rows - first : 0;
+    }
+    return s->decode || pos + s->rows == q->row.in_tokens;
+}
+
+/* Plans the next step; entry_count 0 when nothing runs. *scored: some row of it is compared with the shadow. */
+static void make_plan(run *r, cedar_step_plan *plan, bool *scored) {
+    for (uint32_t i = 0; i < r->running_count; i++) {
+        const request *q = r->running[i];
+        r->items[i] = (cedar_sched_item){ .pos = cedar_seq_pos(r->engine, q->seq), .prompt_tokens = q->row.in_tokens,
+                                          .boundary = q->boundary };
+    }
+    cedar_sched_limits limits = { r->engine_opts.step_rows, r->engine_opts.step_seqs, (uint32_t)r->opts->chunk_tokens };
+    uint32_t n = cedar_sched_plan(&limits, r->items, r->running_count, r->slices);
+    *scored = false;
+    for (uint32_t i = 0; i < n; i++) {
+        const cedar_sched_slice *s = &r->slices[i];
+        const request *q = r->running[s->item];
+        uint32_t pos = r->items[s->item].pos, floor = cedar_seq_write_floor(r->engine, q->seq);
+        uint32_t logits = wanted_logits(r, q, s, pos, floor);
+        cedar_plan_rows(&r->rules, s->decode ? CEDAR_ROWS_DECODE : CEDAR_ROWS_PREFILL, pos, s->rows,
+                        cedar_seq_bounds(r->engine, q->seq), floor, r->opts->prompt_scores && q->scored, logits,
+                        &r->entries[i]);
+        r->entries[i].seq = q->seq;
+        r->entries[i].tokens = q->tokens + pos;
+        *scored |= q->scored && logits;
+    }
+    *plan = (cedar_step_plan){ .cut = r->rules.cut, .entry_count = n, .entries = r->entries };
+    cedar_plan_total(plan);
+}
+
+static void describe_step(const run *r, const cedar_step_plan *plan, cedar_step_row *row) {
+    *row = (cedar_step_row){ .run_id = r->run_id,
+                             .step_id = r->steps + 1,
+                             .entries = plan->entry_count,
+                             .rows = plan->rows,
+                             .kept_rows = plan->kept,
+                             .trimmed = plan->trimmed,
+                             .graph = "none",
+                             .waiting = (uint32_t)r->waiting_count,
+                             .running = r->running_count,
+                             .pages_free = cedar_pages_free(r->engine),
+                             .pages_cached = r->cache ? cedar_cache_page_count(r->cache) : 0,
+                             .window_bytes_stored = r->cache ? cedar_cache_window_bytes(r->cache) : 0,
+                             .start_sched_ns = r->clock.sched_ns,
+                             .start_ns = r->clock.meter_ns };
+    row->kv_bytes_used = (r->engine_opts.page_count - row->pages_free) * cedar_page_bytes(r->engine);
+    for (uint32_t i = 0; i < plan->entry_count; i++) {
+        const cedar_plan_entry *e = &plan->entries[i];
+        bool decode = e->kind == CEDAR_ROWS_DECODE;
+        row->decode_entries += decode;
+        row->decode_rows += decode;
+        row->prefill_entries += !decode;
+        row->prefill_rows += decode ? 0 : e->rows;
+        row->replayed_rows += e->replayed;
+    }
+}
+
+static void note_step(run *r, const cedar_step_plan *plan) {
+    note(r, MARK_STEP, (uint64_t)r->steps, plan->entry_count, (uint64_t)r->clock.sched_ns);
+    for (uint32_t i = 0; i < plan->entry_count; i++) {
+        const cedar_plan_entry *e = &plan->entries[i];
+        note(r, MARK_ENTRY, (uint64_t)r->running[r->slices[i].item]->row.request_id, (uint64_t)e->pos << 32 | e->rows,
+             (uint64_t)e->kept << 32 | e->replayed);
+    }
+}
+
+/* Length of step `id` on the meter: measured just now, or recorded. */
+static cedar_status step_length(const run *r, int64_t id, int64_t measured_ns, int64_t *out, cedar_err *err) {
+    const cedar_recorded *rec = r->host->recorded;
+    *out = measured_ns;
+    if (r->opts->clock != CEDAR_CLOCK_RECORDED) return CEDAR_OK;
+    if ((uint64_t)id > rec->count)
+        return cedar_fail(err, CEDAR_E_DIVERGED,
+                          "step %" PRId64 " has no recorded duration: the earlier run had %" PRIu64 " steps", id,
+                          rec->count);
+    *out = rec->step_ns[id - 1];
+    if (*out < 0) return cedar_fail(err, CEDAR_E_FORMAT, "recorded duration of step %" PRId64 " is negative", id);
+    return CEDAR_OK;
+}
+
+static cedar_status score(run *r, request *q, const cedar_plan_entry *e, const float *logits, cedar_err *err) {
+    uint32_t pos = e->pos + e->rows - e->logits, in = q->row.in_tokens, vocab = (uint32_t)r->config->vocab;
+    const float *exact;
+    cedar_status st =
+        cedar_quality_rows(r->quality, q->row.session_id, q->stream, q->tokens, pos, e->logits, &exact, err);
+    for (uint32_t i = 0; i < e->logits && !st; i++, pos++) {
+        cedar_divergence d;
+        int32_t token = q->tokens[pos + 1];
+        cedar_divergence_make(exact + (size_t)i * vocab, logits + (size_t)i * vocab, r->config->vocab, token, &d);
+        bool from_hit = r->rules.encoder && q->row.hit_tokens;
+        cedar_quality_row row = {
+            .run_id = r->run_id, .request_id = q->row.request_id, .pos = pos, .hit_tokens = q->row.hit_tokens,
+            .offset = from_hit ? (int32_t)(pos - q->row.hit_tokens) : (int32_t)(pos - in) + 1, .prompt_tokens = in,
+            .token = token, .kl_pq = d.kl_pq, .kl_qp = d.kl_qp, .js = d.js, .logp_p = d.logp_p, .logp_q = d.logp_q,
+            .top1_prob_p = d.top1_prob_p, .margin_p = d.margin_p, .ratio_max = d.ratio_max, .top1_same = d.top1_same };
+        r->quality_rows++;
+        r->top1_same += d.top1_same;
+        st = cedar_samples_add(&r->kl, d.kl_pq, err);
+        if (!st) st = cedar_samples_add(&r->dlogp, d.logp_q - d.logp_p, err);
+        if (!st) st = r->obs->quality(r->obs->self, &row, err);
+    }
+    return st;
+}
+
+/* Windows at the last whole page of the prompt, and later of the answer: the newest replaces the one before. An answer
+ * of the engine's own is not in the trace's next prompt, so there the prompt's windows stay. */
+static cedar_status store_windows(const run *r, request *q, cedar_err *err) {
+    uint32_t pos = cedar_seq_pos(r->engine, q->seq), page = r->engine_opts.page_tokens;
+    if (r->opts->continuation == CEDAR_CONTINUATION_GREEDY && pos > q->row.in_tokens) return CEDAR_OK;
+    if (!stores_windows(r) || pos % page || pos < q->row.in_tokens / page * page) return CEDAR_OK;
+    cedar_snap *snap;
+    cedar_status st = cedar_snap_save(r->engine, q->seq, &snap, err);
+    if (st) return st;
+    cedar_snap_free(q->snap);
+    q->snap = snap;
+    return CEDAR_OK;
+}
+
+/* What an executed entry means for its request. argmax: of its last row with logits, -1 when it has none. */
+static cedar_status advance(run *r, request *q, const cedar_plan_entry *e, int32_t argmax, cedar_err *err) {
+    bool decode = e->kind == CEDAR_ROWS_DECODE;
+    q->row.decode_steps += decode;
+    q->row.prefill_steps += !decode;
+    q->row.replayed_tokens += e->replayed;
+    q->row.trimmed_tokens += e->rows - e->kept;
+    cedar_status st = store_windows(r, q, err);
+    if (st || e->pos + e->rows < q->row.in_tokens) return st;
+    uint32_t at = q->row.in_tokens + q->produced;
+    if (r->opts->continuation == CEDAR_CONTINUATION_GREEDY) q->tokens[at] = argmax;
+    note(r, MARK_TOKEN, (uint64_t)q->row.request_id, (uint64_t)at << 32 | (uint32_t)q->tokens[at], (uint32_t)argmax);
+    if (q->produced++ == 0) {
+        q->row.first_sched_ns = r->clock.sched_ns;
+        q->row.first_ns = r->clock.meter_ns;
+    }
+    return CEDAR_OK;
+}
+
+static cedar_status after_step(run *r, const cedar_step_plan *plan, cedar_err *err) {
+    uint32_t row = 0;
+    cedar_status st = CEDAR_OK;
+    for (uint32_t i = 0; i < plan->entry_count && !st; i++) {
+        const cedar_plan_entry *e = &plan->entries[i];
+        request *q = r->running[r->slices[i].item];
+        if (q->scored && e->logits) st = score(r, q, e, r->logits + (size_t)row * (uint32_t)r->config->vocab, err);
+        row += e->logits;
+        if (!st) st = advance(r, q, e, e->logits ? r->argmax[row - 1] : -1, err);
+    }
+    for (uint32_t i = 0; i < r->running_count && !st;) {
+        if (r->running[i]->produced == r->running[i]->row.out_tokens) st = finish(r, i, err);
+        else i++;
+    }
+    return st;
+}
+
+static void peak(uint64_t *most, uint64_t now) {
+    if (now > *most) *most = now;
+}
+
+static cedar_status step(run *r, const cedar_step_plan *plan, bool scored, int64_t plan_start_ns, cedar_err *err) {
+    const cedar_run_opts *o = r->opts;
+    cedar_step_row row;
+    describe_step(r, plan, &row);
+    bool recorded = o->clock == CEDAR_CLOCK_RECORDED;
+    row.plan_ns = recorded ? 0 : host_ns() - plan_start_ns;
+    cedar_step_out out = { .logits = scored ? r->logits : NULL, .argmax = r->argmax };
+    cedar_status st = cedar_engine_step(r->engine, plan, &out, err);
+    if (!st) st = step_length(r, row.step_id, out.duration_ns, &row.duration_ns, err);
+    if (st) return st;
+    r->steps++;
+    note_step(r, plan);
+    int64_t sched =
+        o->pace == CEDAR_PACE_FIXED ? cedar_clock_pace(o->pace_step_us, o->pace_row_us, plan->rows) : row.duration_ns;
+    cedar_clock_step(&r->clock, sched, row.duration_ns);
+    row.end_sched_ns = r->clock.sched_ns;
+    peak(&r->result.kv_bytes_peak, row.kv_bytes_used);
+    peak(&r->result.window_bytes_peak, row.window_bytes_stored);
+    st = r->obs->step(r->obs->self, &row, err);
+    /* What came due while the step ran arrived before its results did. */
+    while (!st && cedar_events_first(&r->events) && cedar_events_first(&r->events)->time_ns < r->clock.sched_ns) {
+        cedar_event e = cedar_events_pop(&r->events);
+        st = handle(r, &e, err);
+    }
+    return st ? st : after_step(r, plan, err);
+}
+
+/* --- the loop ----------------------------------------------------------------------------------------------------- */
+
+static void progress(const run *r) {
+    if (!r->host->progress) return;
+    cedar_progress p = { .label = r->result.label, .done = r->result.requests, .total = r->planned,
+                         .tokens = r->result.in_tokens + r->result.out_tokens, .steps = (uint64_t)r->steps,
+                         .elapsed_wall_ns = host_ns() - r->wall_start_ns };
+    r->host->progress(r->host->self, &p);
+}
+
+static cedar_status stuck(const run *r, cedar_err *err) {
+    const request *q = r->waiting[0];
+    return cedar_fail(err, CEDAR_E_LIVENESS,
+                      "no progress is possible at schedule time %" PRId64 " ns: %zu requests wait, the first "
+                      "is request %" PRId64 " of %u + %u tokens, nothing runs, and %u of %u KV pages are free",
+                      r->clock.sched_ns, r->waiting_count, q->row.request_id, q->row.in_tokens, q->row.out_tokens,
+                      cedar_pages_free(r->engine), r->engine_opts.page_count);
+}
+
+static cedar_status loop(run *r, cedar_err *err) {
+    cedar_status st = cedar_lanes_start(r->lanes, &r->events, err);
+    while (!st) {
+        if (r->host->stop && *r->host->stop) return cedar_fail(err, CEDAR_E_INTERRUPT, "stopped by the user");
+        st = handle_due(r, err);
+        int64_t plan_start = host_ns();
+        if (!st) st = admit_waiting(r, err);
+        if (st) break;
+        cedar_step_plan plan;
+        bool scored;
+        make_plan(r, &plan, &scored);
+        if (plan.entry_count) {
+            st = step(r, &plan, scored, plan_start, err);
+            progress(r);
+            continue;
+        }
+        if (r->waiting_count) return stuck(r, err);
+        const cedar_event *next = cedar_events_first(&r->events);
+        if (!next) return CEDAR_OK;
+        if (r->opts->duration_ns && next->time_ns >= r->opts->duration_ns) {
+            cedar_lanes_close(r->lanes);
+            cedar_events_clear(&r->events);
+        } else {
+            cedar_clock_idle(&r->clock, next->time_ns);
+        }
+    }
+    return st;
+}
+
+/* Requests that the end of the run found on their way: reported, not dropped. */
+static cedar_status emit_unfinished(run *r, cedar_err *err) {
+    cedar_status st = CEDAR_OK;
+    for (uint32_t i = 0; i < r->running_count && !st; i++, r->requests_unfinished++) {
+        r->running[i]->row.error = "cut: the run ended before the request did";
+        st = emit_request(r, r->running[i], err);
+    }
+    for (size_t i = 0; i < r->waiting_count && !st; i++, r->requests_unfinished++) {
+        r->waiting[i]->row.error = "cut: the run ended before the request started";
+        st = emit_request(r, r->waiting[i], err);
+    }
+    return st;
+}
+
+static void summarise(run *r) {
+    cedar_run_result *s = &r->result;
+    s->run_id = r->run_id;
+    s->event_hash = r->hash;
+    s->sessions = r->sessions_ended;
+    s->steps = (uint64_t)r->steps;
+    s->ttft_p50_ms = cedar_samples_percentile(&r->ttft, 50) / 1e6;
+    s->ttft_p90_ms = cedar_samples_percentile(&r->ttft, 90) / 1e6;
+    s->itl_p50_ms = cedar_samples_percentile(&r->itl, 50) / 1e6;
+    s->itl_p90_ms = cedar_samples_percentile(&r->itl, 90) / 1e6;
+    s->interactivity_p90 = 1e3 / s->itl_p90_ms;
+    s->span_s = r->first_arrival_ns >= 0 ? (double)(r->last_token_ns - r->first_arrival_ns) / 1e9 : 0;
+    s->output_tok_s = s->span_s > 0 ? (double)s->out_tokens / s->span_s : NAN;
+    s->total_tok_s = s->span_s > 0 ? (double)(s->in_tokens + s->out_tokens) / s->span_s : NAN;
+    s->hit_rate = s->in_tokens ? (double)s->hit_tokens / (double)s->in_tokens : NAN;
+    s->quality_rows = r->quality_rows;
+    s->kl_mean = cedar_samples_mean(&r->kl);
+    s->kl_p99 = cedar_samples_percentile(&r->kl, 99);
+    s->dlogp_mean = cedar_samples_mean(&r->dlogp);
+    s->top1_rate = r->quality_rows ? (double)r->top1_same / (double)r->quality_rows : NAN;
+}
+
+static cedar_status emit_end(run *r, const char *status, const char *error, cedar_err *err) {
+    cedar_run_end_row row = { .run_id = r->run_id,
+                              .status = status,
+                              .error = error,
+                              .event_hash = r->hash,
+                              .requests = r->result.requests,
+                              .sessions = r->sessions_ended,
+                              .steps = (uint64_t)r->steps,
+                              .quality_rows = r->quality_rows,
+                              .requests_unfinished = r->requests_unfinished,
+                              .sessions_unfinished = r->sessions_unfinished,
+                              .end_sched_ns = r->clock.sched_ns,
+                              .end_ns = r->clock.meter_ns,
+                              .wall_ns = host_ns() - r->wall_start_ns };
+    return r->obs->run_end(r->obs->self, &row, err);
+}
+
+/* Plays and reports. A failure is still written down, unless writing is what fails. */
+static cedar_status play(run *r, cedar_err *err) {
+    cedar_err why = { 0 };
+    cedar_status st = loop(r, &why);
+    const char *status = !st ? "finished" : st == CEDAR_E_INTERRUPT ? "interrupted" : "failed";
+    cedar_status written = CEDAR_OK;
+    if (st != CEDAR_E_DB) {
+        written = emit_unfinished(r, err);
+        if (!written) written = emit_cut_sessions(r, err);
+        if (!written) written = emit_end(r, status, why.msg, err);
+    }
+    snprintf(r->result.status, sizeof r->result.status, "%s", status);
+    summarise(r);
+    if (st && err) *err = why;
+    return st ? st : written;
+}
+
+static void close_all(run *r) {
+    for (uint32_t i = 0; i < r->running_count; i++) request_free(r, r->running[i]);
+    for (size_t i = 0; i < r->waiting_count; i++) request_free(r, r->waiting[i]);
+    cedar_cache_free(r->cache);
+    cedar_quality_close(r->quality);
+    cedar_engine_close(r->engine);
+    cedar_lanes_free(r->lanes);
+    cedar_prompts_free(r->prompts);
+    cedar_corpus_free(r->corpus);
+    cedar_model_close(r->model);
+    cedar_events_free(&r->events);
+    cedar_samples_free(&r->ttft);
+    cedar_samples_free(&r->itl);
+    cedar_samples_free(&r->kl);
+    cedar_samples_free(&r->dlogp);
+    void *const buffers[] = { r->waiting, r->running, r->items, r->slices, r->entries, r->pages, r->argmax, r->logits };
+    for (size_t i = 0; i < sizeof buffers / sizeof *buffers; i++) cedar_free(buffers[i]);
+    cedar_free(r);
+}
+
+cedar_status cedar_run(const cedar_run_opts *opts, int64_t run_id, const cedar_run_host *host, cedar_run_result *out,
+                       cedar_err *err) {
+    run *r = cedar_calloc(1, sizeof *r);
+    if (!r) return cedar_fail(err, CEDAR_E_OOM, "no memory for a run");
+    r->opts = opts;
+    r->host = host;
+    r->obs = host->observer;
+    r->run_id = run_id;
+    r->first_arrival_ns = -1;
+    r->wall_start_ns = host_ns();
+    cedar_status st = open_all(r, err);
+    if (!st) st = emit_begin(r, err);
+    if (!st) {
+        st = play(r, err);
+        *out = r->result;
+    }
+    close_all(r);
+    return st;
+}

@@ -1,0 +1,27 @@
+/* The scheduler: continuous batching under a token budget. A pure function: no time, no memory, no engine. */
+#include "sim/sim_int.h"
+
+static uint32_t min_u32(uint32_t a, uint32_t b) { return a < b ? a : b; }
+
+static uint32_t chunk_rows(const cedar_sched_limits *limits, const cedar_sched_item *item, uint32_t budget) {
+    uint32_t end = item->boundary > item->pos ? min_u32(item->boundary, item->prompt_tokens) : item->prompt_tokens;
+    uint32_t most = limits->chunk_rows ? min_u32(limits->chunk_rows, budget) : budget;
+    return cedar_plan_chunk(end - item->pos, most, 0);
+}
+
+uint32_t cedar_sched_plan(const cedar_sched_limits *limits, const cedar_sched_item *items, uint32_t count,
+                          cedar_sched_slice *slices) {
+    uint32_t n = 0, budget = limits->step_rows;
+    for (uint32_t i = 0; i < count && budget && n < limits->step_seqs; i++) {
+        if (items[i].pos < items[i].prompt_tokens) continue;
+        slices[n++] = (cedar_sched_slice){ .item = i, .rows = 1, .decode = true };
+        budget--;
+    }
+    for (uint32_t i = 0; i < count && budget && n < limits->step_seqs; i++) {
+        if (items[i].pos >= items[i].prompt_tokens) continue;
+        uint32_t rows = chunk_rows(limits, &items[i], budget);
+        slices[n++] = (cedar_sched_slice){ .item = i, .rows = rows, .decode = false };
+        budget -= rows;
+    }
+    return n;
+}

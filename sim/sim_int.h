@@ -1,0 +1,323 @@
+/* Private to sim/: the parts of a run. Each part is one file; none of them reads a clock, and only run.c, quality.c and
+ * model_find.c call the engine, so that everything else can be tested without numerics.
+ *
+ * Threads: the run's. Memory: base/mem.h; nothing here is allocated while a step runs. */
+#ifndef CEDAR_SIM_SIM_INT_H
+#define CEDAR_SIM_SIM_INT_H
+
+#include "engine/engine.h"
+#include "sim/options_int.h"
+#include "sim/sim.h"
+#include "traces/traces.h"
+
+/* --- events.c: what happens at which schedule time ------------------------------------------------------------------
+ */
+
+/* Order of events of one time: turns of running sessions come before lanes taking a new session. */
+typedef enum cedar_event_class { CEDAR_EVENT_TURN, CEDAR_EVENT_LANE } cedar_event_class;
+
+typedef struct cedar_event {
+    int64_t time_ns;                        /* schedule time */
+    cedar_event_class class_;
+    uint64_t sequence;                      /* in the order of pushing; set by cedar_events_push */
+    uint32_t lane, stream;                  /* stream: turns only */
+    int64_t session_id;                     /* turns only: an event of a session that has ended is stale */
+} cedar_event;
+
+/* Priority queue keyed (time, class, sequence); zero-initialised is empty. */
+typedef struct cedar_events {
+    cedar_event *heap;
+    size_t count, capacity;
+    uint64_t pushed;
+} cedar_events;
+
+cedar_status cedar_events_push(cedar_events *q, cedar_event event, cedar_err *err) CEDAR_USE_RESULT;
+const cedar_event *cedar_events_first(const cedar_events *q);   /* NULL when empty */
+cedar_event cedar_events_pop(cedar_events *q);                  /* must not be empty */
+void cedar_events_clear(cedar_events *q);
+void cedar_events_free(cedar_events *q);
+
+/* --- clock.c: the two time axes (docs/METHOD.md "Time") ----------------------------------------------------------- */
+
+typedef struct cedar_clocks {
+    int64_t sched_ns, meter_ns;             /* now; inside a step: its start */
+    int64_t step_sched_ns, step_meter_ns;   /* lengths of the step in progress or of the last one */
+    int64_t last_sched_ns, last_meter_ns;   /* start of the last step */
+} cedar_clocks;
+
+/* Nothing runs: both axes move by the same amount, to schedule time `to` (not before now). */
+void cedar_clock_idle(cedar_clocks *c, int64_t to_sched_ns);
+
+/* A step of the given lengths has run; both axes move to its end. */
+void cedar_clock_step(cedar_clocks *c, int64_t sched_ns, int64_t meter_ns);
+
+/* Meter time of a schedule time inside the last step, or at now. */
+int64_t cedar_clock_meter(const cedar_clocks *c, int64_t sched_ns);
+
+/* Schedule length of a step with pace "fixed". */
+int64_t cedar_clock_pace(int64_t step_us, int64_t row_us, uint32_t rows);
+
+/* --- prompt.c: token ids of prompts and answers (docs/METHOD.md "Prompts") ---------------------------------------- */
+
+typedef struct cedar_prompt_rules {
+    int32_t vocab;
+    int32_t special[4];                     /* ids never used, ascending, no duplicates */
+    uint32_t special_count;
+    uint32_t length_num, length_den;        /* length scale */
+} cedar_prompt_rules;
+
+/* What follows from the traces' block ids, computed once: which turn continues which, and the theoretical hits. */
+typedef struct cedar_prompts cedar_prompts;
+
+/* The corpus is borrowed. A block that does not scale to a whole number of tokens is CEDAR_E_ARG. */
+cedar_status cedar_prompts_new(const cedar_corpus *corpus, const cedar_prompt_rules *rules, cedar_prompts **out,
+                               cedar_err *err) CEDAR_USE_RESULT;
+void cedar_prompts_free(cedar_prompts *p);
+
+/* Which turn of which trace, and the salt of its session tree. */
+typedef struct cedar_turn_ref {
+    uint32_t trace, stream, turn;
+    uint64_t salt;
+} cedar_turn_ref;
+
+/* Salt of a tree: differs by lane, pass and seed; 0 for traces whose ids are global. */
+uint64_t cedar_prompt_salt(const cedar_trace *t, uint64_t seed, uint32_t lane, uint32_t pass);
+
+/* Scaled length, at least 1. */
+uint32_t cedar_prompt_scale(const cedar_prompt_rules *rules, uint32_t tokens);
+
+/* Tokens [first, first + count) of the turn's prompt followed by its recorded answer. */
+void cedar_prompt_fill(const cedar_prompts *p, const cedar_turn_ref *ref, uint32_t first, uint32_t count, int32_t *out);
+
+/* Whether the next turn of the stream exists and contains this turn's whole prompt. */
+bool cedar_prompt_continues(const cedar_prompts *p, uint32_t trace, uint32_t stream, uint32_t turn);
+
+/* Block ids of the turn that an infinite cache of its trace alone has seen before. */
+uint32_t cedar_prompt_theory(const cedar_prompts *p, uint32_t trace, uint32_t stream, uint32_t turn);
+
+/* --- lanes.c: who asks what when -------------------------------------------------------------------------------------
+ */
+
+typedef struct cedar_lane_rules {
+    uint32_t lanes, passes, turns_max;      /* turns_max 0 = all */
+    uint64_t seed;
+    bool shuffle;
+    int64_t time_scale_ppb, think_cap_ns;
+} cedar_lane_rules;
+
+typedef enum cedar_stream_phase {
+    CEDAR_STREAM_UNBORN,    /* its spawn turn has not ended */
+    CEDAR_STREAM_TIMER,     /* an event will start its next turn */
+    CEDAR_STREAM_JOINING,   /* the root waits for subagents */
+    CEDAR_STREAM_FLYING,    /* a request of it is on its way */
+    CEDAR_STREAM_DONE
+} cedar_stream_phase;
+
+typedef struct cedar_stream_state {
+    cedar_stream_phase phase;
+    uint32_t next_turn;
+    int64_t ready_ns;                       /* JOINING: earliest start of the next turn */
+} cedar_stream_state;
+
+/* The session tree a lane plays. */
+typedef struct cedar_session {
+    int64_t session_id;                     /* 0: the lane has had none yet */
+    uint32_t lane, pass, trace;
+    uint64_t salt;
+    uint32_t in_flight, planned, done;
+    bool live;                              /* false: drained; the lane may take the next trace */
+    bool overflow;
+    int64_t start_sched_ns, start_ns, end_sched_ns;   /* start_ns is the caller's to set and to use */
+    const char *outcome;                    /* once not live */
+    cedar_stream_state *streams;            /* [stream_count of the widest trace] */
+} cedar_session;
+
+typedef struct cedar_lanes {
+    const cedar_corpus *corpus;             /* borrowed */
+    cedar_lane_rules rules;
+    cedar_session *lanes;                   /* [rules.lanes] */
+    cedar_stream_state *states;             /* [lanes, streams_max] */
+    uint32_t *order;                        /* [trace_count] of the current pass through the list */
+    uint64_t taken;                         /* trees handed out */
+    int64_t sessions;                       /* session ids given */
+    bool closed;                            /* no request starts any more */
+} cedar_lanes;
+
+typedef enum cedar_turn_end { CEDAR_TURN_DONE, CEDAR_TURN_FAILED, CEDAR_TURN_OVERFLOW } cedar_turn_end;
+
+cedar_status cedar_lanes_new(const cedar_corpus *corpus, const cedar_lane_rules *rules, cedar_lanes **out,
+                             cedar_err *err) CEDAR_USE_RESULT;
+void cedar_lanes_free(cedar_lanes *l);
+
+/* Pushes the event that makes each lane take its first trace, at time 0. */
+cedar_status cedar_lanes_start(cedar_lanes *l, cedar_events *q, cedar_err *err) CEDAR_USE_RESULT;
+
+/* A lane event: the lane takes its next trace, if there is one; *started tells. */
+cedar_status cedar_lanes_take(cedar_lanes *l, const cedar_event *e, cedar_events *q, bool *started,
+                              cedar_err *err) CEDAR_USE_RESULT;
+
+/* A turn event: the turn to send, or false for a stale event. */
+bool cedar_lanes_turn(cedar_lanes *l, const cedar_event *e, cedar_turn_ref *out);
+
+/* A turn has ended at `now`. *drained: its session has ended with it, and outcome and end are set. */
+cedar_status cedar_lanes_ended(cedar_lanes *l, uint32_t lane, uint32_t stream, cedar_turn_end how, int64_t now_sched_ns,
+                               cedar_events *q, bool *drained, cedar_err *err) CEDAR_USE_RESULT;
+
+/* From now on no turn starts and no lane takes a trace. */
+void cedar_lanes_close(cedar_lanes *l);
+
+/* Requests the rules would send in all. */
+uint64_t cedar_lanes_planned(const cedar_lanes *l);
+
+/* Turns of a stream that are played, 0 if its spawn turn is not. */
+uint32_t cedar_lanes_turns(const cedar_lane_rules *rules, const cedar_trace *t, uint32_t stream);
+
+/* --- cache.c: prefix cache over KV pages -----------------------------------------------------------------------------
+ */
+
+/* The cache's way to the engine. */
+typedef struct cedar_cache_host {
+    void *self;
+    void (*page_retain)(void *self, int32_t page);
+    void (*page_release)(void *self, int32_t page);
+    uint64_t (*snap_bytes)(void *self, const cedar_snap *snap);
+    void (*snap_free)(void *self, cedar_snap *snap);
+} cedar_cache_host;
+
+typedef struct cedar_cache_opts {
+    uint32_t page_tokens;
+    uint32_t page_count;                    /* of the pool: the cache cannot hold more */
+    bool windows;                           /* a hit needs stored windows at its end */
+    uint64_t window_bytes_max;              /* budget of stored windows; 0 = unlimited */
+} cedar_cache_opts;
+
+typedef struct cedar_cache cedar_cache;
+
+typedef struct cedar_cache_hit {
+    uint32_t matched_tokens;                /* whole pages found, at least one token of the prompt left over */
+    uint32_t hit_tokens;                    /* of them usable: up to the deepest stored windows when those are needed */
+    int32_t node;                           /* deepest usable node, -1 = none */
+    uint32_t depth;                         /* largest provenance depth on the usable path */
+    const cedar_snap *snap;                 /* stored windows at hit_tokens, NULL when not needed; borrowed */
+    cedar_miss_reason miss;                 /* why the prompt was not served further */
+} cedar_cache_hit;
+
+cedar_status cedar_cache_new(const cedar_cache_opts *opts, const cedar_cache_host *host, cedar_cache **out,
+                             cedar_err *err) CEDAR_USE_RESULT;
+void cedar_cache_free(cedar_cache *c);      /* releases all pages and snapshots */
+
+/* Longest cached prefix of a prompt. Changes nothing. */
+void cedar_cache_find(const cedar_cache *c, const int32_t *tokens, uint32_t count, cedar_cache_hit *out);
+
+/* Keeps the path to a node from eviction; once per call of unpin, which also makes the path the most recently used. */
+void cedar_cache_pin(cedar_cache *c, int32_t node);
+void cedar_cache_unpin(cedar_cache *c, int32_t node);
+
+/* Node of the ancestor path of `node` that ends at `tokens` (a multiple of the page size, not 0). */
+int32_t cedar_cache_ancestor(const cedar_cache *c, int32_t node, uint32_t tokens);
+
+/* Pages of the path to a node, in order of position. */
+void cedar_cache_pages(const cedar_cache *c, int32_t node, int32_t *pages);
+
+/* Largest provenance depth on the path to a node; 0 for node -1. */
+uint32_t cedar_cache_depth(const cedar_cache *c, int32_t node);
+
+/* Adds page_count whole pages of a sequence; pages already there are not added again. New pages are retained and get
+ * provenance `depth`. snap (NULL = none; owned by the cache from now on, also on failure) belongs to position snap_pos,
+ * a multiple of the page size not behind the pages. */
+void cedar_cache_insert(cedar_cache *c, const int32_t *tokens, const int32_t *pages, uint32_t page_count,
+                        uint32_t depth, cedar_snap *snap, uint32_t snap_pos);
+
+/* Gives up the least recently used unpinned page that no other cached page builds on. *evicted: false when all are
+ * pinned. The only failure is memory for remembering what was evicted; the cache is unchanged then. */
+cedar_status cedar_cache_evict(cedar_cache *c, bool *evicted, cedar_err *err) CEDAR_USE_RESULT;
+
+uint32_t cedar_cache_page_count(const cedar_cache *c);
+uint64_t cedar_cache_window_bytes(const cedar_cache *c);
+
+/* Checks every structural invariant; NULL when all hold, else the broken one (tests). */
+const char *cedar_cache_broken(const cedar_cache *c);
+
+/* --- sched.c: (state, limits) -> which rows run next. Pure. ----------------------------------------------------------
+ */
+
+typedef struct cedar_sched_limits {
+    uint32_t step_rows, step_seqs;
+    uint32_t chunk_rows;                    /* most rows of one prompt in one step; 0 = step_rows */
+} cedar_sched_limits;
+
+/* A running request as the scheduler sees it; items are in order of admission, which is (arrival, id). */
+typedef struct cedar_sched_item {
+    uint32_t pos;                           /* next position to feed */
+    uint32_t prompt_tokens;
+    uint32_t boundary;                      /* a chunk ends here when it lies ahead; 0 = nowhere */
+} cedar_sched_item;
+
+typedef struct cedar_sched_slice {
+    uint32_t item;
+    uint32_t rows;
+    bool decode;
+} cedar_sched_slice;
+
+/* slices [count of items] out; returns how many. Decode rows of all items come first, then prompt chunks, both in order
+ * of admission, within the limits. */
+uint32_t cedar_sched_plan(const cedar_sched_limits *limits, const cedar_sched_item *items, uint32_t count,
+                          cedar_sched_slice *slices);
+
+/* --- stats.c: lists and percentiles ------------------------------------------------------------------------------- */
+
+typedef struct cedar_samples {
+    double *v;
+    size_t count, capacity;
+} cedar_samples;
+
+cedar_status cedar_samples_add(cedar_samples *s, double v, cedar_err *err) CEDAR_USE_RESULT;
+void cedar_samples_free(cedar_samples *s);
+double cedar_samples_mean(const cedar_samples *s);             /* NaN when empty */
+double cedar_samples_percentile(cedar_samples *s, double p);    /* sorts; linear between ranks; NaN when empty */
+
+/* --- quality.c: the exact shadow ---------------------------------------------------------------------------------- */
+
+/* Differences of two next-token distributions. P and Q: logits [vocab]; double precision throughout. */
+typedef struct cedar_divergence {
+    double kl_pq, kl_qp, js, logp_p, logp_q, top1_prob_p, margin_p, ratio_max;
+    bool top1_same;
+} cedar_divergence;
+
+void cedar_divergence_make(const float *p, const float *q, int32_t vocab, int32_t token, cedar_divergence *out);
+
+typedef struct cedar_quality cedar_quality;
+
+/* A second engine on the same model, without any approximation and with pages of its own. main_opts: the arm's.
+ * streams: sequences kept alive. rows_max: most rows of one call of cedar_quality_rows. */
+cedar_status cedar_quality_open(const cedar_model *model, const cedar_engine_opts *main_opts, uint32_t streams,
+                                uint32_t rows_max, cedar_quality **out, cedar_err *err) CEDAR_USE_RESULT;
+void cedar_quality_close(cedar_quality *q);
+
+/* Logits P of rows [pos, pos + rows) of a stream whose tokens are tokens[0 ..]; key names the stream (session, stream).
+ * *logits [rows, vocab] is borrowed until the next call. */
+cedar_status cedar_quality_rows(cedar_quality *q, int64_t session_id, uint32_t stream, const int32_t *tokens,
+                                uint32_t pos, uint32_t rows, const float **logits, cedar_err *err) CEDAR_USE_RESULT;
+
+/* The session has ended: its sequences are given up. */
+void cedar_quality_forget(cedar_quality *q, int64_t session_id);
+
+/* Rows the shadow has computed. */
+uint64_t cedar_quality_rows_fed(const cedar_quality *q);
+
+/* --- model_find.c ------------------------------------------------------------------------------------------------- */
+
+/* A model by name (DATA_DIR/scenarios/models/NAME.json), shape file, or checkpoint directory. *origin says which:
+ * "checkpoint PATH" or "synthetic seed N". Owned by the caller (cedar_model_close). */
+cedar_status cedar_model_find(const char *name, const char *data_dir, uint64_t seed, cedar_model **out,
+                              char origin[256], cedar_err *err) CEDAR_USE_RESULT;
+
+/* The shape alone, without making weights. */
+cedar_status cedar_shape_find(const char *name, const char *data_dir, cedar_config *out,
+                              cedar_err *err) CEDAR_USE_RESULT;
+
+/* Traces by path, comma separated, relative to the current folder or else to data_dir. */
+cedar_status cedar_traces_find(const char *paths, const char *data_dir, const cedar_corpus_opts *opts,
+                               cedar_corpus **out, cedar_err *err) CEDAR_USE_RESULT;
+
+#endif
