@@ -378,10 +378,10 @@ static cedar_status read_engram(const cedar_json *t, const char *where, cedar_co
     for (int32_t i = 0; i < CEDAR_LAYERS_MAX; i++) c->engram_at[i] = -1;
     for (int32_t e = 0; e < c->engram_layer_count; e++) {
         c->engram_at[c->engram_layers[e]] = e;
-        if (c->engram_layers[e] >= c->cut)
+        if (c->engram_layers[e] > c->cut)
             return cedar_fail(err, CEDAR_E_FORMAT,
-                              "%s: \"engram_layer_ids\" names layer %d, but Engram layers must lie before "
-                              "the last KV source, layer %d",
+                              "%s: \"engram_layer_ids\" names layer %d, but Engram layers must not lie "
+                              "behind the last KV source, layer %d",
                               where, c->engram_layers[e], c->cut);
     }
     if ((st = read_ints(t, where, engram_ints, COUNT(engram_ints), c, err))) return st;

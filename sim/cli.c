@@ -81,8 +81,7 @@ void cedar_cli_catch_signals(void) {
 
 const volatile int *cedar_cli_stop(void) { return &stop_signal; }
 
-/* --- terminal -------------------------------------------------------------------------------------------------------
- */
+/* --- terminal ----------------------------------------------------------------------------------------------------- */
 
 int cedar_cli_width(FILE *to) {
     struct winsize w;

@@ -39,10 +39,10 @@ typedef struct execution {
     cedar_store *store;         /* made for the first row, so that a scenario that does not even start leaves no file */
     const cedar_observer *observer;
     int64_t runs, last_bar_ns;
+    bool recorded;              /* the database holds a run or an expectation */
 } execution;
 
-/* --- the manifest ----------------------------------------------------------------------------------------------------
- */
+/* --- the manifest ------------------------------------------------------------------------------------------------- */
 
 static char *overrides_json(const char *const *words, size_t count) {
     json_t *list = json_array();
@@ -156,7 +156,9 @@ static cedar_status host_run(void *self, const cedar_run_opts *opts, cedar_run_r
     cedar_run_host host = { .observer = x->observer, .data_dir = x->data_dir, .progress = show_progress, .self = x,
                             .stop = cedar_cli_stop() };
     x->last_bar_ns = 0;
+    *out = (cedar_run_result){ 0 };
     st = cedar_run(opts, ++x->runs, &host, out, err);
+    x->recorded |= out->run_id != 0;
     clear_bar(x);
     return st;
 }
@@ -167,6 +169,7 @@ static cedar_status host_expect(void *self, const char *what, bool ok, const cha
     if (st) return st;
     if (!ok) fprintf(stderr, "cedar: expectation failed: %s%s%s\n", what, *detail ? ": " : "", detail);
     cedar_expect_row row = { .what = what, .detail = detail, .ok = ok };
+    x->recorded = true;
     return x->observer->expect(x->observer->self, &row, err);
 }
 
@@ -207,6 +210,10 @@ static int end_run(execution *x, cedar_status st, cedar_err *err) {
     }
     st = cedar_store_close(x->store, finished, &why);
     if (st) return cedar_cli_fail(&why);
+    if (!x->recorded) {         /* refused before the first run began: nothing to keep */
+        unlink(x->db);
+        return code;
+    }
     if (!x->quiet && x->runs) {
         st = cedar_report_text(x->db, stdout, cedar_cli_width(stdout), cedar_cli_color(stdout), &why);
         if (st) return cedar_cli_fail(&why);

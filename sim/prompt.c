@@ -40,8 +40,7 @@ uint64_t cedar_prompt_salt(const cedar_trace *t, uint64_t seed, uint32_t lane, u
     return cedar_rng_at(key ^ cedar_rng_key(0, t->id), (uint64_t)lane << 32 | pass) | 1;
 }
 
-/* --- links between turns ---------------------------------------------------------------------------------------------
- */
+/* --- links between turns ------------------------------------------------------------------------------------------ */
 
 static uint32_t whole_blocks(const cedar_trace *t, const cedar_turn *turn) {
     uint32_t whole = turn->in_tokens / t->block_tokens;

@@ -10,8 +10,7 @@
 #include "sim/sim.h"
 #include "traces/traces.h"
 
-/* --- events.c: what happens at which schedule time ------------------------------------------------------------------
- */
+/* --- events.c: what happens at which schedule time ---------------------------------------------------------------- */
 
 /* Order of events of one time: turns of running sessions come before lanes taking a new session. */
 typedef enum cedar_event_class { CEDAR_EVENT_TURN, CEDAR_EVENT_LANE } cedar_event_class;
@@ -95,8 +94,7 @@ bool cedar_prompt_continues(const cedar_prompts *p, uint32_t trace, uint32_t str
 /* Block ids of the turn that an infinite cache of its trace alone has seen before. */
 uint32_t cedar_prompt_theory(const cedar_prompts *p, uint32_t trace, uint32_t stream, uint32_t turn);
 
-/* --- lanes.c: who asks what when -------------------------------------------------------------------------------------
- */
+/* --- lanes.c: who asks what when ---------------------------------------------------------------------------------- */
 
 typedef struct cedar_lane_rules {
     uint32_t lanes, passes, turns_max;      /* turns_max 0 = all */
@@ -172,8 +170,7 @@ uint64_t cedar_lanes_planned(const cedar_lanes *l);
 /* Turns of a stream that are played, 0 if its spawn turn is not. */
 uint32_t cedar_lanes_turns(const cedar_lane_rules *rules, const cedar_trace *t, uint32_t stream);
 
-/* --- cache.c: prefix cache over KV pages -----------------------------------------------------------------------------
- */
+/* --- cache.c: prefix cache over KV pages -------------------------------------------------------------------------- */
 
 /* The cache's way to the engine. */
 typedef struct cedar_cache_host {
@@ -238,8 +235,7 @@ uint64_t cedar_cache_window_bytes(const cedar_cache *c);
 /* Checks every structural invariant; NULL when all hold, else the broken one (tests). */
 const char *cedar_cache_broken(const cedar_cache *c);
 
-/* --- sched.c: (state, limits) -> which rows run next. Pure. ----------------------------------------------------------
- */
+/* --- sched.c: (state, limits) -> which rows run next. Pure. ------------------------------------------------------- */
 
 typedef struct cedar_sched_limits {
     uint32_t step_rows, step_seqs;

@@ -401,6 +401,9 @@ START_TEST(test_odd_requests) {
     OK(o->run_begin(o->self, &one, &err));
     cedar_request_row r[] = { request_row(1, 1, 1, 1, 1, 10, 2), request_row(1, 2, 2, 2.5, 2.5, 10, 4) };
     for (int i = 0; i < 2; i++) OK(o->request(o->self, &r[i], &err));
+    cedar_quality_row scored[] = { quality_row(1, 9, 0, 0.5, -1, -1, 0.5, true),
+                                   quality_row(3, 9, 0, 0.5, -1, -1, 0.5, true) };  /* request 3 never ended */
+    for (int i = 0; i < 2; i++) OK(o->quality(o->self, &scored[i], &err));
     cedar_run_end_row end = run_end_row(1);
     OK(o->run_end(o->self, &end, &err));
     OK(o->run_begin(o->self, &none, &err));
@@ -414,6 +417,7 @@ START_TEST(test_odd_requests) {
     WANT(db, "v_latency WHERE run_id = 1 AND metric = 'itl'", { "n", 0 }, { "excluded_undefined", 2 },
          { "p90_ns", -1e300 });
     WANT(db, "v_throughput WHERE run_id = 1", { "output_tokens", 6 }, { "duration_ns", 1.5e9 });
+    WANT(db, "v_quality WHERE run_id = 1", { "positions", 2 }, { "positions_unkept", 1 }, { "kl_mean", 0.5 });
     /* Two completions 1.5 s apart: one whole window, holding the first of them. */
     WANT(db, "v_qps WHERE run_id = 1", { "windows", 1 }, { "mean_qps", 1 });
     WANT(db, "v_latency WHERE run_id = 2 AND metric = 'e2el'", { "n", 0 }, { "mean_ns", -1e300 });
@@ -792,10 +796,15 @@ START_TEST(test_views_listed) {
 }
 END_TEST
 
-static int line_columns(const char *line, size_t bytes) {
-    int n = 0;
-    for (size_t i = 0; i < bytes; i++) n += ((unsigned char)line[i] & 0xC0) != 0x80;
-    return n;
+/* No line of a text report is wider than the limit; characters of two columns count as one here. */
+static void check_widths(const char *text, int limit) {
+    for (const char *line = text; *line;) {
+        size_t n = strcspn(line, "\n");
+        int columns = 0;
+        for (size_t i = 0; i < n; i++) columns += ((unsigned char)line[i] & 0xC0) != 0x80;
+        ck_assert_msg(columns <= limit, "wider than %d: %.*s", limit, (int)n, line);
+        line += n + (line[n] == '\n');
+    }
 }
 
 START_TEST(test_text) {
@@ -804,11 +813,7 @@ START_TEST(test_text) {
     static const int limits[] = { 60, 60, 80, 120, 400 };
     for (int w = 0; w < 5; w++) {
         char *text = output(text_to, widths[w]);
-        for (const char *line = text; *line;) {
-            size_t n = strcspn(line, "\n");
-            ck_assert_msg(line_columns(line, n) <= limits[w], "width %d: %.*s", limits[w], (int)n, line);
-            line += n + (line[n] == '\n');
-        }
+        check_widths(text, limits[w]);
         ck_assert_ptr_nonnull(strstr(text, "740.0"));           /* p90 TTFT */
         ck_assert_ptr_nonnull(strstr(text, "49.23%"));          /* hit rate 384/780 */
         ck_assert_ptr_nonnull(strstr(text, "requests in error: 1"));
@@ -835,7 +840,11 @@ static void write_hostile(void) {
     OK(o->manifest(o->self, &m, &err));
     cedar_run_row run = run_row(1, hostile, hostile);
     run.config_json = "{\"</script><i>\":\"<b onclick='x'>\"}";
-    run.model_name = run.model_origin = run.trace_paths = run.backend = hostile;
+    run.model_name = run.model_origin = run.backend = hostile;
+    char endless[400];
+    memset(endless, 'x', sizeof endless - 1);       /* one word, wider than any terminal */
+    endless[sizeof endless - 1] = 0;
+    run.trace_paths = endless;
     OK(o->run_begin(o->self, &run, &err));
     cedar_request_row r = request_row(1, 1, 1, 2, 3, 10, 5);
     r.trace_id = r.error = hostile;
@@ -953,6 +962,7 @@ START_TEST(test_html_hostile) {
     char *text = output(text_to, "100");
     ck_assert_ptr_null(strchr(text, '\x1b'));
     ck_assert_ptr_nonnull(strstr(text, "failed"));
+    check_widths(text, 100);
     free(text);
 }
 END_TEST

@@ -3,7 +3,8 @@
 
 #include "engine/cpu/ops/ops.h"
 
-/* Wider vectors change no bit: each lane keeps its own sum and products are never fused (-ffp-contract=off). */
+/* Cloned functions have names of their own per arithmetic, since clang 14 exports their resolvers even when they are static.
+ * Wider vectors change no bit: each lane keeps its own sum and products are never fused (-ffp-contract=off). */
 #if defined __x86_64__ && !defined CEDAR_SANITIZED
 #define CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
 #else
@@ -45,9 +46,9 @@ static inline __attribute__((always_inline)) void dot4_body(const real *const a[
     out[3] = (real)(lanes_sum(&s3) + tail[3]);
 }
 
-CLONES void OP(dot4)(const real *const a[4], const real *const b[4], int64_t n, real out[4]) { dot4_body(a, b, n, out); }
+CLONES static void OP(dot4_cloned)(const real *const a[4], const real *const b[4], int64_t n, real out[4]) { dot4_body(a, b, n, out); }
 
-CLONES real OP(dot)(const real *a, const real *b, int64_t n) {
+CLONES static real OP(dot_cloned)(const real *a, const real *b, int64_t n) {
     lanes s = { 0 };
     int64_t k = 0;
     for (; k + LANES <= n; k += LANES) s += LOAD(a + k) * LOAD(b + k);
@@ -55,6 +56,10 @@ CLONES real OP(dot)(const real *a, const real *b, int64_t n) {
     for (; k < n; k++) tail += (double)a[k] * (double)b[k];
     return (real)(lanes_sum(&s) + tail);
 }
+
+/* Plain symbols for other files: clang 14 exports cloned functions under other names. */
+void OP(dot4)(const real *const a[4], const real *const b[4], int64_t n, real out[4]) { OP(dot4_cloned)(a, b, n, out); }
+real OP(dot)(const real *a, const real *b, int64_t n) { return OP(dot_cloned)(a, b, n); }
 
 /* --- matrices as panels ------------------------------------------------------------------------------------------------
  *
@@ -72,7 +77,7 @@ static inline __attribute__((always_inline)) void panel_store(const panel_half *
 }
 
 /* Four rows of x against one panel. x [4, K] in double. */
-CLONES static void four_rows(const real *w, int64_t k_count, const double *x, real *y, int64_t ldy, int64_t n) {
+CLONES static void OP(four_rows)(const real *w, int64_t k_count, const double *x, real *y, int64_t ldy, int64_t n) {
     panel_half a0 = { 0 }, b0 = { 0 }, a1 = { 0 }, b1 = { 0 }, a2 = { 0 }, b2 = { 0 }, a3 = { 0 }, b3 = { 0 };
     for (int64_t k = 0; k < k_count; k++) {
         panel_half lo = PANEL_LOAD(w + k * PANEL), hi = PANEL_LOAD(w + k * PANEL + 8);
@@ -93,7 +98,7 @@ CLONES static void four_rows(const real *w, int64_t k_count, const double *x, re
 }
 
 /* One row of x against one or two panels. */
-CLONES static void one_row(const real *w, int64_t k_count, const double *x, real *y, int64_t n) {
+CLONES static void OP(one_row)(const real *w, int64_t k_count, const double *x, real *y, int64_t n) {
     panel_half a0 = { 0 }, b0 = { 0 }, a1 = { 0 }, b1 = { 0 };
     const real *second = n > PANEL ? w + k_count * PANEL : w;
     for (int64_t k = 0; k < k_count; k++) {
@@ -112,10 +117,10 @@ static void gemm(const real *w, int64_t n_count, int64_t k_count, const double *
     int t = 0;
     for (; t + 4 <= t_count; t += 4)
         for (int64_t n = 0; n < n_count; n += PANEL)
-            four_rows(w + n * k_count, k_count, x + t * k_count, y + t * ldy + n, ldy, n_count - n < PANEL ? n_count - n : PANEL);
+            OP(four_rows)(w + n * k_count, k_count, x + t * k_count, y + t * ldy + n, ldy, n_count - n < PANEL ? n_count - n : PANEL);
     for (; t < t_count; t++)
         for (int64_t n = 0; n < n_count; n += 2 * PANEL)
-            one_row(w + n * k_count, k_count, x + t * k_count, y + t * ldy + n, n_count - n < 2 * PANEL ? n_count - n : 2 * PANEL);
+            OP(one_row)(w + n * k_count, k_count, x + t * k_count, y + t * ldy + n, n_count - n < 2 * PANEL ? n_count - n : 2 * PANEL);
 }
 
 static real ue8m0(uint8_t b) { return (real)cedar_ue8m0_value(b); }

@@ -56,7 +56,7 @@ static void carve_worker(arena *a, OP(worker) *w, const cedar_config *c, const c
                  .xq = reals(a, BLOCK * d), .gather = reals(a, BLOCK * d), .gate = reals(a, BLOCK * (uint64_t)c->moe_dim),
                  .up = reals(a, BLOCK * (uint64_t)c->moe_dim), .out = reals(a, BLOCK * d) },
     };
-    if (!a->base) return;
+    if (!w) return;
     *w = v;
     w->moe.linear = &w->linear;
 }
@@ -89,7 +89,7 @@ static void carve(arena *a, OP(forward) *f, const cedar_config *c, const cedar_e
     f->first_row = take(a, o->step_seqs + 1, sizeof(uint32_t));
     f->groups = take(a, rows, sizeof *f->groups);
     f->workers = take(a, workers, sizeof *f->workers);
-    for (uint32_t w = 0; w < workers; w++) carve_worker(a, f->workers + w, c, o);
+    for (uint32_t w = 0; w < workers; w++) carve_worker(a, f->workers ? f->workers + w : NULL, c, o);
 }
 
 static uint32_t rows_of(const cedar_config *c, const cedar_engine_opts *o) {
