@@ -132,6 +132,52 @@ cedar_status reports_open(const char *path, sqlite3 **out, cedar_err *err) {
     return st;
 }
 
+cedar_status reports_run_sql(sqlite3 *db, const char *path, const char *sql, const char *doing, cedar_err *err) {
+    return sqlite3_exec(db, sql, NULL, NULL, NULL) ? reports_sql_fail(err, db, path, doing) : CEDAR_OK;
+}
+
+char *reports_embedded(const char *from, const char *end) {
+    char *text = cedar_calloc((size_t)(end - from) + 1, 1);
+    if (text) memcpy(text, from, (size_t)(end - from));
+    return text;
+}
+
+/* "CREATE VIEW v_" of views.sql becomes "CREATE TEMP TABLE v_", or "CREATE TEMP VIEW v_" for v_request_times. */
+static char *temporary_views(void) {
+    static const char view[] = "CREATE VIEW v_", table[] = "CREATE TEMP TABLE v_", stays[] = "CREATE TEMP VIEW v_";
+    const size_t head = sizeof view - 1;
+    size_t count = 0;
+    char *text = reports_embedded(_binary_views_sql_start, _binary_views_sql_end);
+    for (char *p = text; p && (p = strstr(p, view)); p += head) count++;
+    char *out = text ? cedar_calloc(strlen(text) + count * sizeof table + 1, 1) : NULL;
+    char *to = out;
+    for (const char *p = text, *next; out && *p; p = next) {
+        const char *found = strstr(p, view);
+        next = found ? found + head : p + strlen(p);
+        size_t keep = (size_t)((found ? found : next) - p);
+        memcpy(to, p, keep);
+        to += keep;
+        if (found) to = stpcpy(to, strncmp(next, "request_times ", 14) ? table : stays);
+    }
+    cedar_free(text);
+    return out;
+}
+
+cedar_status reports_open_evaluated(const char *path, sqlite3 **out, cedar_err *err) {
+    cedar_status st = reports_open(path, out, err);
+    if (st) return st;
+    char *sql = temporary_views();
+    if (!sql) st = cedar_fail(err, CEDAR_E_OOM, "%s: out of memory for its views", path);
+    if (!st) st = reports_run_sql(*out, path, "PRAGMA temp_store = MEMORY", "setting it up", err);
+    if (!st) st = reports_run_sql(*out, path, sql, "evaluating its views", err);
+    cedar_free(sql);
+    if (st) {
+        sqlite3_close(*out);
+        *out = NULL;
+    }
+    return st;
+}
+
 cedar_status reports_prepare(sqlite3 *db, const char *path, const char *sql, sqlite3_stmt **out, cedar_err *err) {
     *out = NULL;
     if (sqlite3_prepare_v2(db, sql, -1, out, NULL) == SQLITE_OK) return CEDAR_OK;

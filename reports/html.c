@@ -6,14 +6,16 @@
 #include "reports/reports.h"
 
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/hash.h"
 #include "reports/reports_int.h"
 
 enum {
-    CURVE_POINTS_MAX = 400,     /* per run and distribution */
-    TIMELINE_MAX = 400,         /* requests per run */
+    CURVE_POINTS_MAX = 400,     /* per run and distribution, up to FULL_RUNS runs */
+    TIMELINE_MAX = 400,         /* requests per run, up to FULL_RUNS runs */
+    FULL_RUNS = 16,             /* more runs share the points of so many */
     TIME_BINS = 120,            /* per run, for step rows and memory */
     CARDS_MAX = 8
 };
@@ -22,7 +24,14 @@ typedef struct page {
     sqlite3 *db;
     const char *path;
     FILE *to;
+    int run_count;
 } page;
+
+/* Points per run that keep the page small however many runs there are. */
+static int shared(const page *p, int limit) {
+    int each = p->run_count > FULL_RUNS ? limit * FULL_RUNS / p->run_count : limit;
+    return each < 20 ? 20 : each;
+}
 
 /* --- escaping ----------------------------------------------------------------------------------------------------- */
 
@@ -108,57 +117,58 @@ static void put_script_hash(FILE *to, const char *from, const char *end) {
 
 /* --- data for the charts ------------------------------------------------------------------------------------------ */
 
-/* Every query takes its limit as ?1 and yields the rows of one array of arrays. */
+/* Every query yields the rows of one array of arrays; ?1 is its limit. */
 static const struct {
     const char *name;
     int limit;
+    bool shared;                /* the limit shrinks with the number of runs */
     const char *sql;
 } datasets[] = {
-    { "runs", 0, "SELECT run_id, label, replay, status FROM runs WHERE ?1 >= 0 ORDER BY run_id" },
-    { "ttft", CURVE_POINTS_MAX,
+    { "runs", 0, false, "SELECT run_id, label, replay, status FROM runs ORDER BY run_id" },
+    { "ttft", CURVE_POINTS_MAX, true,
       "SELECT run_id, v, i * 1.0 / n FROM (SELECT run_id, ttft_ns / 1e6 AS v, "
       "ROW_NUMBER() OVER (PARTITION BY run_id ORDER BY ttft_ns) AS i, COUNT(*) OVER (PARTITION BY run_id) AS n "
       "FROM v_request_times WHERE ttft_ns IS NOT NULL) "
       "WHERE n <= ?1 OR i = 1 OR i = n OR i * ?1 / n <> (i - 1) * ?1 / n ORDER BY run_id, i" },
-    { "itl", CURVE_POINTS_MAX,
+    { "itl", CURVE_POINTS_MAX, true,
       "SELECT run_id, v, i * 1.0 / n FROM (SELECT run_id, itl_ns / 1e6 AS v, "
       "ROW_NUMBER() OVER (PARTITION BY run_id ORDER BY itl_ns) AS i, COUNT(*) OVER (PARTITION BY run_id) AS n "
       "FROM v_request_times WHERE itl_ns IS NOT NULL) "
       "WHERE n <= ?1 OR i = 1 OR i = n OR i * ?1 / n <> (i - 1) * ?1 / n ORDER BY run_id, i" },
-    { "points", 0,
-      "SELECT run_id, intvty_p90, total_tok_s, output_tok_s, ttft_p90_ms, lanes FROM v_summary WHERE ?1 >= 0 "
+    { "points", 0, false,
+      "SELECT run_id, intvty_p90, total_tok_s, output_tok_s, ttft_p90_ms, lanes FROM v_summary "
       "ORDER BY run_id" },
-    { "timeline", TIMELINE_MAX,
+    { "timeline", TIMELINE_MAX, true,
       "SELECT run_id, lane, stream, turn, arrival_ns / 1e9, admit_ns / 1e9, first_ns / 1e9, last_ns / 1e9, trace_id,"
       " in_tokens, out_tokens, hit_tokens, replayed_tokens, error, phase FROM (SELECT *, "
       "ROW_NUMBER() OVER (PARTITION BY run_id ORDER BY arrival_ns, request_id) AS i FROM requests) "
       "WHERE i <= ?1 ORDER BY run_id, i" },
-    { "steps", TIME_BINS,
+    { "steps", TIME_BINS, false,
       "WITH span AS (SELECT run_id, MIN(start_ns) AS t0, MAX(start_ns + duration_ns) - MIN(start_ns) + 1 AS ns "
       "FROM steps GROUP BY run_id) "
       "SELECT run_id, (start_ns - t0) * ?1 / ns AS bin, (t0 + ns * 1.0 * ((start_ns - t0) * ?1 / ns) / ?1) / 1e9,"
       " SUM(prefill_rows - replayed_rows) * (?1 * 1e9 / ns), SUM(replayed_rows) * (?1 * 1e9 / ns),"
       " SUM(decode_rows) * (?1 * 1e9 / ns), SUM(kept_rows) * (?1 * 1e9 / ns), MAX(kv_bytes_used),"
       " MAX(window_bytes_stored) FROM steps JOIN span USING (run_id) GROUP BY run_id, bin ORDER BY run_id, bin" },
-    { "offset", 0,
-      "SELECT run_id, bin, bin_label, kl_mean, kl_p99, top1_rate, positions FROM v_quality_offset WHERE ?1 >= 0 "
+    { "offset", 0, false,
+      "SELECT run_id, bin, bin_label, kl_mean, kl_p99, top1_rate, positions FROM v_quality_offset "
       "ORDER BY run_id, bin" },
-    { "turn", 0,
-      "SELECT run_id, turn, kl_mean, top1_rate, positions FROM v_quality_turn WHERE ?1 >= 0 ORDER BY run_id, turn" },
-    { "histogram", 0,
+    { "turn", 0, false,
+      "SELECT run_id, turn, kl_mean, top1_rate, positions FROM v_quality_turn ORDER BY run_id, turn" },
+    { "histogram", 0, false,
       "SELECT run_id, bucket, label, positions, "
-      "CAST(positions AS REAL) / SUM(positions) OVER (PARTITION BY run_id) FROM v_kl_histogram WHERE ?1 >= 0 "
+      "CAST(positions AS REAL) / SUM(positions) OVER (PARTITION BY run_id) FROM v_kl_histogram "
       "ORDER BY run_id, bucket" },
-    { "cache", 0,
+    { "cache", 0, false,
       "SELECT run_id, hit_rate, hit_rate_theory, kv_bytes_peak, window_bytes_peak "
-      "FROM v_cache JOIN v_memory USING (run_id) WHERE ?1 >= 0 ORDER BY run_id" }
+      "FROM v_cache JOIN v_memory USING (run_id) ORDER BY run_id" }
 };
 
 static cedar_status put_dataset(const page *p, const char *sql, int limit, cedar_err *err) {
     sqlite3_stmt *q;
     bool row, first = true;
     cedar_status st = reports_prepare(p->db, p->path, sql, &q, err);
-    if (!st) sqlite3_bind_int(q, 1, limit);
+    if (!st && sqlite3_bind_parameter_count(q)) sqlite3_bind_int(q, 1, limit);
     while (!st && !(st = reports_next(p->db, p->path, q, &row, err)) && row) {
         fputs(first ? "\n[" : ",\n[", p->to);
         first = false;
@@ -177,7 +187,8 @@ static cedar_status put_data(const page *p, cedar_err *err) {
     fprintf(p->to, "<script type=\"application/json\" id=\"data\">{\"bins\":%d", TIME_BINS);
     for (size_t i = 0; i < sizeof datasets / sizeof *datasets && !st; i++) {
         fprintf(p->to, ",\n\"%s\":[", datasets[i].name);
-        st = put_dataset(p, datasets[i].sql, datasets[i].limit, err);
+        int limit = datasets[i].shared ? shared(p, datasets[i].limit) : datasets[i].limit;
+        st = put_dataset(p, datasets[i].sql, limit, err);
         fputc(']', p->to);
     }
     fputs("}</script>\n", p->to);
@@ -449,7 +460,7 @@ static cedar_status put_latency(const page *p, cedar_err *err) {
     static const char *const fold[] = { "latency", "interactivity", NULL };
     char intro[320];
     snprintf(intro, sizeof intro, "Empirical distributions over kept requests: the share of requests at or below a "
-             "latency. Curves have at most %d points per run, evenly spaced in rank.", CURVE_POINTS_MAX);
+             "latency. Curves have at most %d points per run, evenly spaced in rank.", shared(p, CURVE_POINTS_MAX));
     put_section(p, "latency", "Latency", intro);
     fputs("<div class=\"pair\">", p->to);
     put_chart(p, "c-ttft", "Time to first token",
@@ -468,7 +479,7 @@ static cedar_status put_timeline(const page *p, cedar_err *err) {
     char intro[320];
     snprintf(intro, sizeof intro, "Each bar is a request in its lane: waiting for admission, prefill up to the first "
              "token, decode. Requests of one lane that overlap (subagents) are stacked. The first %d requests of a run "
-             "are drawn.", TIMELINE_MAX);
+             "are drawn.", shared(p, TIMELINE_MAX));
     put_section(p, "timeline", "Timeline", intro);
     cedar_status st = put_run_choice(p, "pick-timeline", err);
     fputs(
@@ -616,13 +627,15 @@ static cedar_status put_reproduce(const page *p, cedar_err *err) {
     return st;
 }
 
-static cedar_status put_page(const page *p, cedar_err *err) {
+static cedar_status put_page(page *p, cedar_err *err) {
     static cedar_status (*const sections[])(const page *, cedar_err *) = {
         put_overview, put_latency, put_timeline, put_throughput, put_quality, put_cache, put_manifest, put_reproduce
     };
-    char title[256];
+    char title[256], count[24];
     cedar_status st = one_text(p, "SELECT scenario_path FROM manifest", title, sizeof title, err);
+    if (!st) st = one_text(p, "SELECT COUNT(*) FROM runs", count, sizeof count, err);
     if (st) return st;
+    p->run_count = atoi(count);
     if (!*title) snprintf(title, sizeof title, "Unfinished database");
     put_head(p, title);
     st = put_masthead(p, title, err);
@@ -641,7 +654,7 @@ static cedar_status put_page(const page *p, cedar_err *err) {
 
 cedar_status cedar_report_html(const char *path, FILE *to, cedar_err *err) {
     page p = { .path = path, .to = to };
-    cedar_status st = reports_open(path, &p.db, err);
+    cedar_status st = reports_open_evaluated(path, &p.db, err);
     if (st) return st;
     st = put_page(&p, err);
     sqlite3_close(p.db);

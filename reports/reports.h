@@ -23,7 +23,9 @@ cedar_status cedar_store_create(const char *path, bool replace, cedar_store **ou
 /* The observer that writes into the store; valid until cedar_store_close. */
 const cedar_observer *cedar_store_observer(cedar_store *s);
 
-/* Commits, builds what is derived, and leaves one single file. `finished`: the scenario came to its end. */
+/* Commits and leaves one single file; frees the store in any case. `finished`: the scenario came to its end. After a
+ * write error (disk full) the first error is returned again. CEDAR_E_BUSY: every row is saved, but another program has
+ * the file open, so that its -wal file must stay beside it. NULL is allowed. */
 cedar_status cedar_store_close(cedar_store *s, bool finished, cedar_err *err) CEDAR_USE_RESULT;
 
 /* What `cedar replay` needs from an earlier run. */
@@ -45,12 +47,13 @@ typedef struct cedar_stored {
 cedar_status cedar_stored_load(const char *path, cedar_stored **out, cedar_err *err) CEDAR_USE_RESULT;
 void cedar_stored_free(cedar_stored *s);
 
-/* Reports. `width` is the terminal's width in columns for text; `color` allows ANSI colours. */
+/* Reports. `width` is the terminal's width in columns for text, taken as 60 when smaller; `color` allows ANSI colours.
+ * On failure part of a report may have been written. CSV is RFC 4180; NULL is an empty field, empty text is "". */
 cedar_status cedar_report_text(const char *path, FILE *to, int width, bool color, cedar_err *err) CEDAR_USE_RESULT;
 cedar_status cedar_report_html(const char *path, FILE *to, cedar_err *err) CEDAR_USE_RESULT;
 cedar_status cedar_report_csv(const char *path, const char *view, FILE *to, cedar_err *err) CEDAR_USE_RESULT;
 
-/* Names of the views, for help and errors; *count of them. */
+/* Names that cedar_report_csv takes, for help: the views in the order of docs/METRICS.md, then the tables. */
 const char *const *cedar_report_views(size_t *count);
 
 #endif

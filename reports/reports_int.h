@@ -39,6 +39,11 @@ cedar_status reports_db_open(const char *path, int flags, sqlite3 **out, cedar_e
  * the same state. Owned by the caller (sqlite3_close). */
 cedar_status reports_open(const char *path, sqlite3 **out, cedar_err *err) CEDAR_USE_RESULT;
 
+/* reports_open, and every view evaluated once into a temporary table of the same name, which hides the view: a report
+ * asks for most of them several times. v_request_times, as long as the table it comes from, stays a view. The SQL is
+ * this program's own, so that a changed view in the file cannot change a report. */
+cedar_status reports_open_evaluated(const char *path, sqlite3 **out, cedar_err *err) CEDAR_USE_RESULT;
+
 /* Turns the last error of db into a sentence: "PATH: <cause> while <doing>". */
 cedar_status reports_sql_fail(cedar_err *err, sqlite3 *db, const char *path, const char *doing);
 
@@ -57,6 +62,13 @@ uint32_t reports_utf8_next(const char **s);
 
 /* Writes a code point as UTF-8. */
 void reports_utf8_put(FILE *to, uint32_t c);
+
+/* Runs SQL that yields no rows. */
+cedar_status reports_run_sql(sqlite3 *db, const char *path, const char *sql, const char *doing, cedar_err *err)
+    CEDAR_USE_RESULT;
+
+/* Zero-terminated copy of an embedded file; NULL when out of memory. Owned by the caller (cedar_free). */
+char *reports_embedded(const char *from, const char *end);
 
 /* Shortest of 15 to 17 digits that reads back as x, into out. NaN and infinities as "nan", "inf", "-inf". */
 void reports_real_text(double x, char out[32]);

@@ -300,19 +300,16 @@ static cedar_status prepare_one(cedar_store *s, statement which, cedar_err *err)
     return st;
 }
 
-/* Runs an embedded SQL file, which is not zero terminated. */
-static cedar_status run_embedded(cedar_store *s, const char *from, const char *to, cedar_err *err) {
-    char *sql = cedar_calloc((size_t)(to - from) + 1, 1);
+static cedar_status run_embedded(cedar_store *s, const char *from, const char *end, cedar_err *err) {
+    char *sql = reports_embedded(from, end);
     if (!sql) return cedar_fail(err, CEDAR_E_OOM, "%s: out of memory for its schema", s->path);
-    memcpy(sql, from, (size_t)(to - from));
-    cedar_status st = CEDAR_OK;
-    if (sqlite3_exec(s->db, sql, NULL, NULL, NULL)) st = reports_sql_fail(err, s->db, s->path, "making its tables");
+    cedar_status st = reports_run_sql(s->db, s->path, sql, "making its tables", err);
     cedar_free(sql);
     return st;
 }
 
 static cedar_status run_sql(cedar_store *s, const char *sql, const char *doing, cedar_err *err) {
-    return sqlite3_exec(s->db, sql, NULL, NULL, NULL) ? reports_sql_fail(err, s->db, s->path, doing) : CEDAR_OK;
+    return reports_run_sql(s->db, s->path, sql, doing, err);
 }
 
 /* Changes the journal mode and checks that SQLite did it. */

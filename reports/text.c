@@ -340,7 +340,7 @@ static cedar_status put_attention(const text_report *r, cedar_err *err) {
 
 cedar_status cedar_report_text(const char *path, FILE *to, int width, bool color, cedar_err *err) {
     text_report r = { .path = path, .to = to, .width = width < WIDTH_MIN ? WIDTH_MIN : width, .color = color };
-    cedar_status st = reports_open(path, &r.db, err);
+    cedar_status st = reports_open_evaluated(path, &r.db, err);
     if (st) return st;
     st = put_table(&r, "summary", true, true, err);
     if (!st) st = put_manifest(&r, err);

@@ -178,49 +178,51 @@ FROM runs u LEFT JOIN steps s USING (run_id)
 GROUP BY u.run_id ORDER BY u.run_id;
 
 CREATE VIEW v_quality AS                    -- per run: the arm against exact recomputation, all scored positions
-WITH ranked AS (
-    SELECT q.*, logp_q - logp_p AS dlogp,
-           ROW_NUMBER() OVER (PARTITION BY run_id ORDER BY kl_pq, request_id, pos) - 1 AS i,
-           COUNT(*) OVER (PARTITION BY run_id) AS n,
-           AVG(kl_pq) OVER (PARTITION BY run_id) AS kl_mean,
-           AVG(logp_q - logp_p) OVER (PARTITION BY run_id) AS dlogp_mean
-    FROM quality q),
-stats AS (
-    SELECT run_id, n, kl_mean, dlogp_mean,
+WITH stats AS MATERIALIZED (
+    SELECT run_id, COUNT(*) AS n, AVG(kl_pq) AS kl_mean, MAX(kl_pq) AS kl_max, SUM(kl_pq = 0) AS kl_zero_n,
+           AVG(kl_qp) AS kl_qp_mean, AVG(js) AS js_mean, MAX(ratio_max) AS ratio_max, AVG(top1_same) AS top1_rate,
+           COUNT(*) FILTER (WHERE margin_p > 0.1) AS decisive_n,
+           AVG(top1_same) FILTER (WHERE margin_p > 0.1) AS decisive_rate,
+           AVG(logp_q - logp_p) AS dlogp_mean, SUM(logp_q - logp_p) AS dlogp_sum,
+           AVG(ABS(logp_q - logp_p) > 0.1) AS dlogp_over_01, AVG(ABS(logp_q - logp_p) > 1) AS dlogp_over_1,
+           EXP(-AVG(logp_p)) AS ppl_p, EXP(-AVG(logp_q)) AS ppl_q
+    FROM quality GROUP BY run_id),
+ranked AS (
+    SELECT run_id, kl_pq, ROW_NUMBER() OVER (PARTITION BY run_id ORDER BY kl_pq) - 1 AS i FROM quality),
+percentiles AS (
+    SELECT r.run_id,
            SUM(kl_pq * MAX(0, 1000 - ABS(1000 * i - 500 * (n - 1)))) / 1000.0 AS kl_p50,
            SUM(kl_pq * MAX(0, 1000 - ABS(1000 * i - 900 * (n - 1)))) / 1000.0 AS kl_p90,
            SUM(kl_pq * MAX(0, 1000 - ABS(1000 * i - 990 * (n - 1)))) / 1000.0 AS kl_p99,
-           SUM(kl_pq * MAX(0, 1000 - ABS(1000 * i - 999 * (n - 1)))) / 1000.0 AS kl_p999,
-           MAX(kl_pq) AS kl_max, AVG(kl_qp) AS kl_qp_mean, AVG(js) AS js_mean, MAX(ratio_max) AS ratio_max,
-           AVG(top1_same) AS top1_rate,
-           COUNT(*) FILTER (WHERE margin_p > 0.1) AS decisive_n,
-           AVG(top1_same) FILTER (WHERE margin_p > 0.1) AS decisive_rate,
-           SUM(dlogp) AS dlogp_sum, AVG(ABS(dlogp) > 0.1) AS dlogp_over_01, AVG(ABS(dlogp) > 1) AS dlogp_over_1,
-           EXP(-AVG(logp_p)) AS ppl_p, EXP(-AVG(logp_q)) AS ppl_q, SUM(kl_pq = 0) AS kl_zero_n
-    FROM ranked GROUP BY run_id),
+           SUM(kl_pq * MAX(0, 1000 - ABS(1000 * i - 999 * (n - 1)))) / 1000.0 AS kl_p999
+    FROM ranked r JOIN stats USING (run_id) GROUP BY r.run_id),
 clusters AS (                               -- tokens of one request depend on each other: the unit is the request
     SELECT run_id, COUNT(*) AS m, SUM(kl_dev * kl_dev) AS kl_dev2, SUM(d_dev * d_dev) AS d_dev2
-    FROM (SELECT run_id, request_id, SUM(kl_pq - kl_mean) AS kl_dev, SUM(dlogp - dlogp_mean) AS d_dev
-          FROM ranked GROUP BY run_id, request_id)
+    FROM (SELECT q.run_id, q.request_id, SUM(q.kl_pq - s.kl_mean) AS kl_dev,
+                 SUM(q.logp_q - q.logp_p - s.dlogp_mean) AS d_dev
+          FROM quality q JOIN stats s USING (run_id) GROUP BY q.run_id, q.request_id)
     GROUP BY run_id),
 unkept AS (
-    SELECT q.run_id, COUNT(*) AS positions FROM quality q
-    LEFT JOIN requests r ON r.run_id = q.run_id AND r.request_id = q.request_id
-    WHERE r.request_id IS NULL OR r.phase <> 'profiling' OR r.error <> '' GROUP BY q.run_id)
+    SELECT run_id, SUM(positions) AS positions
+    FROM (SELECT run_id, request_id, COUNT(*) AS positions FROM quality GROUP BY run_id, request_id) q
+    LEFT JOIN requests r USING (run_id, request_id)
+    WHERE r.phase IS NULL OR r.phase <> 'profiling' OR r.error <> '' GROUP BY run_id)
 SELECT u.run_id, u.label, u.replay, COALESCE(s.n, 0) AS positions, COALESCE(c.m, 0) AS requests,
        COALESCE(x.positions, 0) AS positions_unkept,     -- included here, though latency metrics leave them out
        s.kl_mean, CASE WHEN c.m > 1 THEN SQRT(c.kl_dev2 * c.m / (c.m - 1)) / s.n END AS kl_mean_se,
-       s.kl_p50, s.kl_p90, s.kl_p99, s.kl_p999, s.kl_max, s.kl_zero_n, s.kl_qp_mean, s.js_mean, s.ratio_max,
+       p.kl_p50, p.kl_p90, p.kl_p99, p.kl_p999, s.kl_max, s.kl_zero_n, s.kl_qp_mean, s.js_mean, s.ratio_max,
        s.top1_rate, s.decisive_n, s.decisive_rate,
        s.dlogp_mean, CASE WHEN c.m > 1 THEN SQRT(c.d_dev2 * c.m / (c.m - 1)) / s.n END AS dlogp_mean_se,
        s.dlogp_sum, 100 * s.dlogp_mean AS dlogp_per_100, s.dlogp_over_01, s.dlogp_over_1,
        s.ppl_p, s.ppl_q, s.ppl_q - s.ppl_p AS ppl_delta
-FROM runs u LEFT JOIN stats s USING (run_id) LEFT JOIN clusters c USING (run_id) LEFT JOIN unkept x USING (run_id)
+FROM runs u LEFT JOIN stats s USING (run_id) LEFT JOIN percentiles p USING (run_id)
+     LEFT JOIN clusters c USING (run_id) LEFT JOIN unkept x USING (run_id)
 ORDER BY u.run_id;
 
 CREATE VIEW v_quality_offset AS             -- per run and offset bin
 WITH ranked AS (
-    SELECT q.*, b.bin, b.label AS bin_label,
+    SELECT q.run_id, b.bin, b.label AS bin_label, request_id, kl_pq, logp_q - logp_p AS dlogp,
+           margin_p > 0.1 AS decisive, top1_same,
            ROW_NUMBER() OVER (PARTITION BY q.run_id, b.bin ORDER BY kl_pq, request_id, pos) - 1 AS i,
            COUNT(*) OVER (PARTITION BY q.run_id, b.bin) AS n
     FROM quality q JOIN offset_bins b ON q."offset" BETWEEN b.lo AND b.hi)
@@ -229,10 +231,8 @@ SELECT run_id, bin, bin_label, n AS positions, COUNT(DISTINCT request_id) AS req
        SUM(kl_pq * MAX(0, 1000 - ABS(1000 * i - 900 * (n - 1)))) / 1000.0 AS kl_p90,
        SUM(kl_pq * MAX(0, 1000 - ABS(1000 * i - 990 * (n - 1)))) / 1000.0 AS kl_p99,
        SUM(kl_pq * MAX(0, 1000 - ABS(1000 * i - 999 * (n - 1)))) / 1000.0 AS kl_p999,
-       MAX(kl_pq) AS kl_max, AVG(top1_same) AS top1_rate,
-       COUNT(*) FILTER (WHERE margin_p > 0.1) AS decisive_n,
-       AVG(top1_same) FILTER (WHERE margin_p > 0.1) AS decisive_rate,
-       AVG(logp_q - logp_p) AS dlogp_mean
+       MAX(kl_pq) AS kl_max, AVG(top1_same) AS top1_rate, SUM(decisive) AS decisive_n,
+       AVG(top1_same) FILTER (WHERE decisive) AS decisive_rate, AVG(dlogp) AS dlogp_mean
 FROM ranked GROUP BY run_id, bin ORDER BY run_id, bin;
 
 CREATE VIEW v_quality_turn AS               -- per run and turn of the conversation: does the error build up?

@@ -167,13 +167,6 @@ void cedar_cache_find(const cedar_cache *c, const int32_t *tokens, uint32_t coun
     out->snap = at == NONE || !c->opts.windows ? NULL : c->nodes[at].snap;
 }
 
-int32_t cedar_cache_ancestor(const cedar_cache *c, int32_t at, uint32_t tokens) {
-    CEDAR_ASSERT(at != NONE && tokens && tokens % c->opts.page_tokens == 0);
-    while (c->nodes[at].pages * c->opts.page_tokens > tokens) at = c->nodes[at].parent;
-    CEDAR_ASSERT(c->nodes[at].pages * c->opts.page_tokens == tokens);
-    return at;
-}
-
 void cedar_cache_pages(const cedar_cache *c, int32_t at, int32_t *pages) {
     for (; at != NONE; at = c->nodes[at].parent) pages[c->nodes[at].pages - 1] = c->nodes[at].page;
 }

@@ -9,8 +9,6 @@
 
 #include "sim/sim.h"
 
-#define CEDAR_VERSION "0.1.0"
-
 enum {
     CEDAR_EXIT_OK = 0, CEDAR_EXIT_USAGE = 1, CEDAR_EXIT_EXPECT = 2, CEDAR_EXIT_LIVENESS = 3, CEDAR_EXIT_DIVERGED = 4,
     CEDAR_EXIT_ENVIRONMENT = 5, CEDAR_EXIT_SIGNAL = 128     /* plus the signal's number */
@@ -21,10 +19,6 @@ typedef struct cedar_verb {
     const char *help;                       /* usage, options, examples */
     int (*run)(int argc, char **argv);      /* argv[0] is the verb */
 } cedar_verb;
-
-/* NULL when there is no such verb. Without a name: the first of the table, which ends with a NULL name. */
-const cedar_verb *cedar_cli_verbs(void);
-const cedar_verb *cedar_cli_verb(const char *name);
 
 int cedar_cli_run(int argc, char **argv);
 int cedar_cli_replay(int argc, char **argv);

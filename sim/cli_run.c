@@ -10,19 +10,10 @@
 
 #include "base/hash.h"
 #include "base/mem.h"
+#include "base/version.h"
 #include "lua/script.h"
 #include "reports/reports.h"
 #include "sim/cli_int.h"
-
-#ifndef CEDAR_COMMIT
-#define CEDAR_COMMIT ""
-#endif
-#ifndef CEDAR_COMMIT_DIRTY
-#define CEDAR_COMMIT_DIRTY 0
-#endif
-#ifndef CEDAR_BUILD_FLAGS
-#define CEDAR_BUILD_FLAGS ""
-#endif
 
 enum { SCENARIO_BYTES_MAX = 16 << 20 };
 
@@ -102,11 +93,11 @@ static cedar_status write_manifest(const execution *x, cedar_err *err) {
     cedar_status st = CEDAR_OK;
     if (!machine || !overrides)
         st = cedar_fail(err, CEDAR_E_ARG, "a key=value word is not valid UTF-8, or memory ran out");
-    cedar_manifest_row row = { .cedar_version = CEDAR_VERSION,
-                               .commit = CEDAR_COMMIT,
-                               .commit_dirty = CEDAR_COMMIT_DIRTY,
-                               .compiler = __VERSION__,
-                               .build_flags = CEDAR_BUILD_FLAGS,
+    cedar_manifest_row row = { .cedar_version = cedar_version(),
+                               .commit = cedar_build_commit(),
+                               .commit_dirty = cedar_build_dirty(),
+                               .compiler = cedar_build_compiler(),
+                               .build_flags = cedar_build_flags(),
                                .scenario_path = x->path,
                                .scenario_text = x->text,
                                .scenario_hash = hash,

@@ -12,9 +12,8 @@ static void file_name(const cedar_corpus *c, const cedar_trace *t, char *out, si
     const char *name = t->file;
     for (const char *s = name; (s = strstr(s, "traces/")); s++)
         if (s == t->file || s[-1] == '/') name = s + strlen("traces/");
-    bool several = false;
-    for (uint32_t i = 0; i < c->trace_count; i++)
-        several |= &c->traces[i] != t && strcmp(c->traces[i].file, t->file) == 0;
+    const cedar_trace *end = c->traces + c->trace_count;    /* traces of one file are neighbours */
+    bool several = (t > c->traces && !strcmp(t[-1].file, t->file)) || (t + 1 < end && !strcmp(t[1].file, t->file));
     if (several) snprintf(out, bytes, "%s#%s", name, t->id);
     else snprintf(out, bytes, "%s", name);
 }

@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/version.h"
 #include "sim/cli_int.h"
 
 static int verb_help(int argc, char **argv);
@@ -84,9 +85,7 @@ static const cedar_verb verbs[] = {
     { NULL, NULL, NULL, NULL }
 };
 
-const cedar_verb *cedar_cli_verbs(void) { return verbs; }
-
-const cedar_verb *cedar_cli_verb(const char *name) {
+static const cedar_verb *find_verb(const char *name) {
     for (const cedar_verb *v = verbs; v->name; v++)
         if (strcmp(v->name, name) == 0) return v;
     return NULL;
@@ -121,7 +120,7 @@ static int verb_help(int argc, char **argv) {
         overview(stdout);
         return CEDAR_EXIT_OK;
     }
-    const cedar_verb *v = cedar_cli_verb(argv[1]);
+    const cedar_verb *v = find_verb(argv[1]);
     if (!v) return unknown_verb(argv[1]);
     printf("cedar %s: %s\n\n%s", v->name, v->summary, v->help);
     return CEDAR_EXIT_OK;
@@ -130,11 +129,9 @@ static int verb_help(int argc, char **argv) {
 static int verb_version(int argc, char **argv) {
     (void)argc;
     (void)argv;
-#ifdef CEDAR_COMMIT
-    printf("cedar %s, commit %s, built with %s\n", CEDAR_VERSION, CEDAR_COMMIT, __VERSION__);
-#else
-    printf("cedar %s, built with %s\n", CEDAR_VERSION, __VERSION__);
-#endif
+    const char *commit = cedar_build_commit();
+    printf("cedar %s%s%s%s, built with %s, flags %s\n", cedar_version(), *commit ? ", commit " : "", commit,
+           *commit && cedar_build_dirty() ? " with changes" : "", cedar_build_compiler(), cedar_build_flags());
     return CEDAR_EXIT_OK;
 }
 
@@ -146,7 +143,7 @@ int main(int argc, char **argv) {
     const char *name = argv[1];
     if (strcmp(name, "-h") == 0 || strcmp(name, "--help") == 0) name = "help";
     if (strcmp(name, "-V") == 0 || strcmp(name, "--version") == 0) name = "version";
-    const cedar_verb *v = cedar_cli_verb(name);
+    const cedar_verb *v = find_verb(name);
     if (!v) return unknown_verb(name);
     for (int i = 2; i < argc && strcmp(argv[i], "--"); i++)
         if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0) {

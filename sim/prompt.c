@@ -204,10 +204,6 @@ static const link *link_of(const cedar_prompts *p, uint32_t trace, uint32_t stre
     return &p->links[p->stream_first[p->trace_first[trace] + stream] + turn];
 }
 
-bool cedar_prompt_continues(const cedar_prompts *p, uint32_t trace, uint32_t stream, uint32_t turn) {
-    return link_of(p, trace, stream, turn)->continues;
-}
-
 uint32_t cedar_prompt_theory(const cedar_prompts *p, uint32_t trace, uint32_t stream, uint32_t turn) {
     return link_of(p, trace, stream, turn)->theory;
 }

@@ -63,7 +63,7 @@ struct cedar_quality {
     uint32_t step_rows, rows_max;
     shadow *shadows;            /* [shadow_count] */
     uint32_t shadow_count;
-    uint64_t uses, rows_fed;
+    uint64_t uses;
     float *logits;              /* [rows_max, vocab] */
 };
 
@@ -121,8 +121,6 @@ void cedar_quality_forget(cedar_quality *q, int64_t session_id) {
         if (q->shadows[i].session_id == session_id) drop(q, &q->shadows[i]);
 }
 
-uint64_t cedar_quality_rows_fed(const cedar_quality *q) { return q->rows_fed; }
-
 /* The stream's shadow; a new one takes a free place or that of the stream unused for longest. */
 static cedar_status shadow_of(cedar_quality *q, int64_t session_id, uint32_t stream, shadow **out, cedar_err *err) {
     shadow *place = &q->shadows[0];
@@ -168,7 +166,6 @@ static cedar_status feed(cedar_quality *q, int32_t seq, const int32_t *tokens, u
     cedar_step_plan plan = { .cut = CEDAR_CUT_AFTER, .entry_count = 1, .entries = &entry };
     cedar_plan_total(&plan);
     cedar_step_out out = { .logits = logits ? q->logits : NULL };
-    q->rows_fed += rows;
     return cedar_engine_step(q->engine, &plan, &out, err);
 }
 

@@ -12,72 +12,13 @@
 #include "base/hash.h"
 #include "base/mem.h"
 #include "base/rng.h"
-#include "sim/sim_int.h"
+#include "sim/run_int.h"
 
 /* What is folded into the event hash, first word of each event. */
 typedef enum mark { MARK_ARRIVAL = 1, MARK_ADMIT, MARK_STEP, MARK_ENTRY, MARK_TOKEN, MARK_END, MARK_SESSION } mark;
 
-typedef struct request {
-    cedar_request_row row;          /* filled as things happen */
-    uint32_t lane, stream;
-    int32_t *tokens;                /* [in_tokens + out_tokens] prompt, then answer */
-    uint32_t produced;              /* answer tokens so far */
-    int32_t seq;
-    int32_t node;                   /* pinned cache node, -1 = none */
-    uint32_t boundary;              /* where a chunk must end because windows are stored there; 0 = nowhere */
-    uint32_t depth;                 /* provenance of the rows it computes */
-    bool scored;
-    cedar_snap *snap;               /* windows at the last page boundary */
-    cedar_miss_reason miss;
-} request;
-
-typedef struct run {
-    const cedar_run_opts *opts;
-    const cedar_run_host *host;
-    const cedar_observer *obs;
-    int64_t run_id;
-
-    cedar_model *model;
-    const cedar_config *config;
-    char origin[256], model_hash[65];
-    cedar_corpus *corpus;
-    cedar_prompts *prompts;
-    cedar_prompt_rules prompt_rules;
-    cedar_lane_rules lane_rules;
-    cedar_replay_rules rules;
-    cedar_engine_opts engine_opts;
-    cedar_memory_plan memory;
-    cedar_engine *engine;
-    cedar_quality *quality;
-    cedar_cache *cache;             /* NULL: prefix_cache is off */
-    cedar_lanes *lanes;
-    uint32_t context_max;
-    uint64_t planned;
-
-    cedar_events events;
-    cedar_clocks clock;
-    uint64_t hash;
-    request **waiting;              /* [waiting_count] in order of (arrival, id) */
-    size_t waiting_count, waiting_capacity;
-    request **running;              /* [running_count of seq_count] in order of admission */
-    uint32_t running_count;
-    bool blocked;                   /* the first waiting request did not fit; wait for one to end */
-    int64_t requests, steps;
-
-    cedar_sched_item *items;        /* [seq_count] */
-    cedar_sched_slice *slices;      /* [seq_count] */
-    cedar_plan_entry *entries;      /* [seq_count] */
-    int32_t *pages;                 /* [pages of the longest sequence] */
-    int32_t *argmax;                /* [step_rows] */
-    float *logits;                  /* [logit_rows, vocab], with quality */
-    uint32_t logit_rows;
-
-    cedar_samples ttft, itl, kl, dlogp;
-    uint64_t top1_same, quality_rows, requests_unfinished, sessions_unfinished, sessions_ended;
-    int64_t first_arrival_ns, last_token_ns;
-    cedar_run_result result;
-    int64_t wall_start_ns;
-} run;
+typedef cedar_run_state run;
+typedef cedar_request request;
 
 static int64_t host_ns(void) {
     struct timespec t;
@@ -92,162 +33,7 @@ static void note(run *r, mark what, uint64_t a, uint64_t b, uint64_t c) {
 
 static bool stores_windows(const run *r) { return r->cache && !r->rules.encoder; }
 
-/* --- opening ------------------------------------------------------------------------------------------------------ */
-
-static cedar_status refuse_early(const run *r, cedar_err *err) {
-    const cedar_run_opts *o = r->opts;
-    if (o->backend == CEDAR_BACKEND_CUDA)
-        return cedar_fail(err, CEDAR_E_UNSUPPORTED, "backend = \"cuda\" is not in this build; use \"cpu\" or \"auto\"");
-    if (o->quality && o->continuation != CEDAR_CONTINUATION_FORCED)
-        return cedar_fail(err, CEDAR_E_ARG,
-                          "quality = true compares the arm with exact recomputation on the same tokens, so it "
-                          "needs continuation = \"forced\"");
-    if (o->clock == CEDAR_CLOCK_RECORDED && !r->host->recorded)
-        return cedar_fail(err, CEDAR_E_ARG,
-                          "clock = \"recorded\" needs the durations of an earlier run; use `cedar replay RUN.db`");
-    return CEDAR_OK;
-}
-
-/* Ids that no prompt uses: the noise id of the drafter and the id in front of position 0. */
-static void special_ids(const cedar_config *c, cedar_prompt_rules *rules) {
-    int32_t a = c->stages ? c->draft_noise : -1, b = c->engram_layer_count ? c->engram_pad : -1;
-    if (a > b) {
-        int32_t t = a;
-        a = b;
-        b = t;
-    }
-    if (a >= 0 && a < c->vocab) rules->special[rules->special_count++] = a;
-    if (b >= 0 && b < c->vocab && b != a) rules->special[rules->special_count++] = b;
-}
-
-static void make_rules(run *r) {
-    const cedar_run_opts *o = r->opts;
-    uint32_t window = (uint32_t)r->config->window;
-    r->rules = (cedar_replay_rules){
-        .window = window, .decoder = o->replay == CEDAR_REPLAY_DECODER || o->replay == CEDAR_REPLAY_BOTH,
-        .encoder = o->replay == CEDAR_REPLAY_ENCODER || o->replay == CEDAR_REPLAY_BOTH, .cut = o->cut,
-        .encoder_rows = o->encoder_rows ? (uint32_t)o->encoder_rows : window,
-        .decoder_rows = o->decoder_rows ? (uint32_t)o->decoder_rows : window, .adopt_short_hits = o->adopt_short_hits };
-    r->lane_rules = (cedar_lane_rules){
-        .lanes = (uint32_t)o->lanes, .passes = (uint32_t)o->passes, .turns_max = (uint32_t)o->turns_max,
-        .seed = (uint64_t)o->seed, .shuffle = o->order == CEDAR_ORDER_SHUFFLE, .time_scale_ppb = o->time_scale_ppb,
-        .think_cap_ns = o->think_cap_ns };
-    r->prompt_rules = (cedar_prompt_rules){ .vocab = r->config->vocab, .length_num = (uint32_t)o->length_num,
-                                            .length_den = (uint32_t)o->length_den };
-    special_ids(r->config, &r->prompt_rules);
-    r->context_max = (uint32_t)r->config->positions_max;
-    if (o->context_max && o->context_max < r->context_max) r->context_max = (uint32_t)o->context_max;
-}
-
-/* Longest sequence that will be played, and the most streams of one tree. */
-static void measure_traces(const run *r, uint32_t *longest, uint32_t *streams) {
-    *longest = *streams = 1;
-    for (uint32_t i = 0; i < r->corpus->trace_count; i++) {
-        const cedar_trace *t = &r->corpus->traces[i];
-        if (t->stream_count > *streams) *streams = t->stream_count;
-        for (uint32_t s = 0; s < t->stream_count; s++)
-            for (uint32_t k = 0; k < cedar_lanes_turns(&r->lane_rules, t, s); k++) {
-                const cedar_turn *turn = &t->streams[s].turns[k];
-                uint64_t n = (uint64_t)cedar_prompt_scale(&r->prompt_rules, turn->in_tokens) +
-                             cedar_prompt_scale(&r->prompt_rules, turn->out_tokens);
-                if (n <= r->context_max && n > *longest) *longest = (uint32_t)n;
-            }
-    }
-}
-
-static uint64_t min_u64(uint64_t a, uint64_t b) { return a < b ? a : b; }
-
-static void make_engine_opts(run *r) {
-    const cedar_run_opts *o = r->opts;
-    uint32_t longest, streams;
-    measure_traces(r, &longest, &streams);
-    uint64_t seqs = min_u64((uint64_t)o->lanes * streams, (uint64_t)o->step_tokens);
-    seqs = min_u64(seqs, o->batch_max ? (uint64_t)o->batch_max : 4096);
-    cedar_engine_opts *e = &r->engine_opts;
-    *e = cedar_engine_defaults(r->config);
-    e->backend = o->backend == CEDAR_BACKEND_AUTO ? "auto" : "cpu";
-    e->arith = o->arith;
-    e->threads = (uint32_t)o->threads;
-    e->page_tokens = (uint32_t)o->page_tokens;
-    uint64_t pages = (longest + e->page_tokens - 1) / e->page_tokens;
-    e->page_count = (uint32_t)min_u64(o->kv_pages ? (uint64_t)o->kv_pages : 4 * (uint64_t)o->lanes * pages, INT32_MAX);
-    e->seq_count = (uint32_t)seqs;
-    e->context_tokens = longest;
-    e->step_rows = (uint32_t)o->step_tokens;
-    e->step_seqs = e->seq_count;
-    e->verify_rows = 0;
-}
-
-static void host_page_retain(void *self, int32_t page) { cedar_page_retain(self, page); }
-static void host_page_release(void *self, int32_t page) { cedar_page_release(self, page); }
-
-static uint64_t host_snap_bytes(void *self, const cedar_snap *snap) {
-    (void)self;
-    return cedar_snap_bytes(snap);
-}
-
-static void host_snap_free(void *self, cedar_snap *snap) {
-    (void)self;
-    cedar_snap_free(snap);
-}
-
-static cedar_status open_cache(run *r, cedar_err *err) {
-    if (!r->opts->prefix_cache) return CEDAR_OK;
-    cedar_cache_opts o = { .page_tokens = r->engine_opts.page_tokens, .page_count = r->engine_opts.page_count,
-                           .windows = !r->rules.encoder, .window_bytes_max = (uint64_t)r->opts->window_cache_bytes };
-    cedar_cache_host h = { r->engine, host_page_retain, host_page_release, host_snap_bytes, host_snap_free };
-    return cedar_cache_new(&o, &h, &r->cache, err);
-}
-
-static cedar_status open_quality(run *r, cedar_err *err) {
-    if (!r->opts->quality) return CEDAR_OK;
-    const cedar_engine_opts *e = &r->engine_opts;
-    uint32_t alive = e->seq_count > (uint32_t)r->opts->lanes ? e->seq_count : (uint32_t)r->opts->lanes;
-    r->logit_rows = r->opts->prompt_scores ? e->step_rows : e->step_seqs;
-    r->logits = cedar_calloc(r->logit_rows, (size_t)r->config->vocab * sizeof *r->logits);
-    if (!r->logits)
-        return cedar_fail(err, CEDAR_E_OOM, "no memory for %u rows of %d logits", r->logit_rows, r->config->vocab);
-    return cedar_quality_open(r->model, e, alive, r->opts->prompt_scores ? e->step_rows : 1, &r->quality, err);
-}
-
-static cedar_status open_buffers(run *r, cedar_err *err) {
-    const cedar_engine_opts *e = &r->engine_opts;
-    r->running = cedar_calloc(e->seq_count, sizeof *r->running);
-    r->items = cedar_calloc(e->seq_count, sizeof *r->items);
-    r->slices = cedar_calloc(e->seq_count, sizeof *r->slices);
-    r->entries = cedar_calloc(e->seq_count, sizeof *r->entries);
-    r->pages = cedar_calloc((size_t)e->context_tokens / e->page_tokens + 1, sizeof *r->pages);
-    r->argmax = cedar_calloc(e->step_rows, sizeof *r->argmax);
-    if (r->running && r->items && r->slices && r->entries && r->pages && r->argmax) return CEDAR_OK;
-    return cedar_fail(err, CEDAR_E_OOM, "no memory for steps of %u sequences", e->seq_count);
-}
-
-static cedar_status open_all(run *r, cedar_err *err) {
-    const cedar_run_opts *o = r->opts;
-    cedar_corpus_opts corpus = { .format = CEDAR_TRACE_AUTO,
-                                 .strict = o->strict,
-                                 .traces_max = (uint32_t)o->traces_max };
-    cedar_status st = cedar_opts_check(o, err);
-    if (!st) st = refuse_early(r, err);
-    if (!st) st = cedar_traces_find(o->trace, r->host->data_dir, &corpus, &r->corpus, err);
-    if (!st) st = cedar_model_find(o->model, r->host->data_dir, (uint64_t)o->weights_seed, &r->model, r->origin, err);
-    if (st) return st;
-    r->config = cedar_model_config(r->model);
-    cedar_model_hash(r->model, r->model_hash);
-    make_rules(r);
-    st = cedar_prompts_new(r->corpus, &r->prompt_rules, &r->prompts, err);
-    if (!st) st = cedar_lanes_new(r->corpus, &r->lane_rules, &r->lanes, err);
-    if (st) return st;
-    r->planned = cedar_lanes_planned(r->lanes);
-    if (o->requests_max) r->planned = min_u64(r->planned, (uint64_t)o->requests_max);
-    make_engine_opts(r);
-    st = cedar_plan_memory(r->config, &r->engine_opts, &r->memory, err);
-    if (!st) st = cedar_engine_open(r->model, &r->engine_opts, &r->engine, err);
-    if (!st) st = open_cache(r, err);
-    if (!st) st = open_quality(r, err);
-    if (!st) st = open_buffers(r, err);
-    return st;
-}
+/* --- reporting the beginning -------------------------------------------------------------------------------------- */
 
 static cedar_status emit_begin(run *r, cedar_err *err) {
     static const char *const replays[] = { "exact", "decoder", "encoder", "both" };
@@ -327,15 +113,6 @@ static cedar_status emit_cut_sessions(run *r, cedar_err *err) {
 
 /* --- the end of a request ----------------------------------------------------------------------------------------- */
 
-static void request_free(run *r, request *q) {
-    if (!q) return;
-    if (q->seq >= 0) cedar_seq_close(r->engine, q->seq);
-    if (q->node >= 0) cedar_cache_unpin(r->cache, q->node);
-    cedar_snap_free(q->snap);
-    cedar_free(q->tokens);
-    cedar_free(q);
-}
-
 static cedar_status count_request(run *r, const request *q, cedar_err *err) {
     const cedar_request_row *w = &q->row;
     cedar_run_result *s = &r->result;
@@ -399,7 +176,7 @@ static cedar_status finish(run *r, uint32_t index, cedar_err *err) {
     keep_pages(r, q);
     cedar_status st = emit_request(r, q, err);
     if (!st) st = end_turn(r, q, CEDAR_TURN_DONE, r->clock.sched_ns, err);
-    request_free(r, q);
+    cedar_request_free(r, q);
     return st;
 }
 
@@ -469,7 +246,7 @@ static cedar_status arrive(run *r, const cedar_turn_ref *ref, const cedar_event 
     st = wait_in_line(r, q, err);
     if (!st) return CEDAR_OK;
 drop:
-    request_free(r, q);
+    cedar_request_free(r, q);
     return st;
 }
 
@@ -895,26 +672,6 @@ static cedar_status play(run *r, cedar_err *err) {
     return st ? st : written;
 }
 
-static void close_all(run *r) {
-    for (uint32_t i = 0; i < r->running_count; i++) request_free(r, r->running[i]);
-    for (size_t i = 0; i < r->waiting_count; i++) request_free(r, r->waiting[i]);
-    cedar_cache_free(r->cache);
-    cedar_quality_close(r->quality);
-    cedar_engine_close(r->engine);
-    cedar_lanes_free(r->lanes);
-    cedar_prompts_free(r->prompts);
-    cedar_corpus_free(r->corpus);
-    cedar_model_close(r->model);
-    cedar_events_free(&r->events);
-    cedar_samples_free(&r->ttft);
-    cedar_samples_free(&r->itl);
-    cedar_samples_free(&r->kl);
-    cedar_samples_free(&r->dlogp);
-    void *const buffers[] = { r->waiting, r->running, r->items, r->slices, r->entries, r->pages, r->argmax, r->logits };
-    for (size_t i = 0; i < sizeof buffers / sizeof *buffers; i++) cedar_free(buffers[i]);
-    cedar_free(r);
-}
-
 cedar_status cedar_run(const cedar_run_opts *opts, int64_t run_id, const cedar_run_host *host, cedar_run_result *out,
                        cedar_err *err) {
     run *r = cedar_calloc(1, sizeof *r);
@@ -925,12 +682,12 @@ cedar_status cedar_run(const cedar_run_opts *opts, int64_t run_id, const cedar_r
     r->run_id = run_id;
     r->first_arrival_ns = -1;
     r->wall_start_ns = host_ns();
-    cedar_status st = open_all(r, err);
+    cedar_status st = cedar_run_open(r, err);
     if (!st) st = emit_begin(r, err);
     if (!st) {
         st = play(r, err);
         *out = r->result;
     }
-    close_all(r);
+    cedar_run_close(r);
     return st;
 }

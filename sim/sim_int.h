@@ -88,9 +88,6 @@ uint32_t cedar_prompt_scale(const cedar_prompt_rules *rules, uint32_t tokens);
 /* Tokens [first, first + count) of the turn's prompt followed by its recorded answer. */
 void cedar_prompt_fill(const cedar_prompts *p, const cedar_turn_ref *ref, uint32_t first, uint32_t count, int32_t *out);
 
-/* Whether the next turn of the stream exists and contains this turn's whole prompt. */
-bool cedar_prompt_continues(const cedar_prompts *p, uint32_t trace, uint32_t stream, uint32_t turn);
-
 /* Block ids of the turn that an infinite cache of its trace alone has seen before. */
 uint32_t cedar_prompt_theory(const cedar_prompts *p, uint32_t trace, uint32_t stream, uint32_t turn);
 
@@ -210,9 +207,6 @@ void cedar_cache_find(const cedar_cache *c, const int32_t *tokens, uint32_t coun
 void cedar_cache_pin(cedar_cache *c, int32_t node);
 void cedar_cache_unpin(cedar_cache *c, int32_t node);
 
-/* Node of the ancestor path of `node` that ends at `tokens` (a multiple of the page size, not 0). */
-int32_t cedar_cache_ancestor(const cedar_cache *c, int32_t node, uint32_t tokens);
-
 /* Pages of the path to a node, in order of position. */
 void cedar_cache_pages(const cedar_cache *c, int32_t node, int32_t *pages);
 
@@ -297,9 +291,6 @@ cedar_status cedar_quality_rows(cedar_quality *q, int64_t session_id, uint32_t s
 
 /* The session has ended: its sequences are given up. */
 void cedar_quality_forget(cedar_quality *q, int64_t session_id);
-
-/* Rows the shadow has computed. */
-uint64_t cedar_quality_rows_fed(const cedar_quality *q);
 
 /* --- model_find.c ------------------------------------------------------------------------------------------------- */
 

@@ -1,8 +1,6 @@
 /* Samples of a run and their percentiles, for the summary. The database computes its own from the rows. */
-#include <math.h>
-#include <stdlib.h>
-
 #include "base/mem.h"
+#include "sim/percentile.h"
 #include "sim/sim_int.h"
 
 cedar_status cedar_samples_add(cedar_samples *s, double v, cedar_err *err) {
@@ -22,22 +20,9 @@ void cedar_samples_free(cedar_samples *s) {
     *s = (cedar_samples){ 0 };
 }
 
-double cedar_samples_mean(const cedar_samples *s) {
-    double sum = 0;
-    for (size_t i = 0; i < s->count; i++) sum += s->v[i];
-    return s->count ? sum / (double)s->count : NAN;
-}
-
-static int ascending(const void *a, const void *b) {
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
+double cedar_samples_mean(const cedar_samples *s) { return cedar_mean(s->v, s->count); }
 
 double cedar_samples_percentile(cedar_samples *s, double p) {
-    if (!s->count) return NAN;
-    qsort(s->v, s->count, sizeof *s->v, ascending);
-    double rank = (double)(s->count - 1) * p / 100;
-    size_t low = (size_t)rank;
-    if (low + 1 >= s->count) return s->v[s->count - 1];
-    return s->v[low] + (rank - (double)low) * (s->v[low + 1] - s->v[low]);
+    cedar_sort_real(s->v, s->count);
+    return cedar_percentile(s->v, s->count, p);
 }

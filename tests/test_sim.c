@@ -135,8 +135,6 @@ START_TEST(prompts_continue_token_for_token) {
     int32_t t[4][64];
     const uint32_t in[] = { 14, 15, 29, 11 }, out[] = { 6, 2, 9, 1 };
     for (uint32_t k = 0; k < 4; k++) fill_turn(p, k, 9, in[k] + out[k], t[k]);
-    ck_assert(cedar_prompt_continues(p, 0, 0, 0) && cedar_prompt_continues(p, 0, 0, 1));
-    ck_assert(!cedar_prompt_continues(p, 0, 0, 2) && !cedar_prompt_continues(p, 0, 0, 3));
     ck_assert_mem_eq(t[0], t[1], 15 * sizeof(int32_t)); /* prompt 0, and as much of answer 0 as prompt 1 keeps */
     ck_assert_mem_eq(t[1], t[2], 17 * sizeof(int32_t)); /* prompt 1 and answer 1 lie in prompt 2 */
     ck_assert_mem_ne(t[0] + 15, t[2] + 15, 5 * sizeof(int32_t)); /* answer 0 behind prompt 1 is its own */
@@ -415,6 +413,16 @@ START_TEST(forced_answers_are_hit_by_the_next_prompt) {
 }
 END_TEST
 
+START_TEST(the_shadow_follows_cuts_and_divergence) {
+    /* Turn 1 leaves turn 0's answer after a token, turn 3 cuts the context: the shadow goes back or starts over. */
+    cedar_run_result a;
+    journal *l = run_ok(CHAIN, "lanes=1 page_tokens=4 replay=exact quality=true", NULL, &a);
+    ck_assert_uint_eq(l->quality, 6 + 2 + 9 + 1);
+    ck_assert_double_eq(l->kl_sum, 0);
+    journal_free(l);
+}
+END_TEST
+
 START_TEST(overflow_ends_the_session_and_the_lane_goes_on) {
     static const char two[] = HEAD("long", 0)
         TURN(0, 8, 4, 1, "1,2") "," TURN(3, 200, 4, 1, "1,2") "," TURN(6, 9, 4, 1, "1,2") "]}\n" HEAD("next", 0)
@@ -679,6 +687,7 @@ int main(void) {
     tcase_add_test(runs, pace_measured_repeats_from_recorded_durations);
     tcase_add_test(runs, a_seed_changes_prompts_only);
     tcase_add_test(runs, forced_answers_are_hit_by_the_next_prompt);
+    tcase_add_test(runs, the_shadow_follows_cuts_and_divergence);
     tcase_add_test(runs, overflow_ends_the_session_and_the_lane_goes_on);
     tcase_add_test(runs, what_never_fits_is_an_error_row);
     tcase_add_test(runs, a_tight_pool_neither_hangs_nor_leaks);

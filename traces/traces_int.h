@@ -29,6 +29,11 @@
 
 #define NS_PER_S 1000000000ll
 #define NS_PER_MS 1000000ll
+#define NS_PER_US 1000ll
+
+#define IDS_MADE_MAX ((size_t)1 << 26)       /* ids made for one file by formats that record none */
+#define BARRIER_CELLS_MAX ((size_t)1 << 24)  /* streams times requests of one session with several streams */
+#define HASH_BLOCK_TOKENS 16                 /* tokens per id where cedar makes the ids */
 
 #define WHERE_BYTES 400                      /* "file:line: requests[12]" for messages */
 
@@ -48,29 +53,58 @@ typedef struct traces_ids {
     uint32_t count;
 } traces_ids;
 
-/* One Mooncake row, kept until the file ends because the rows of a session may lie anywhere in it. */
+/* One request of a format with one request per row, kept until the file ends because the rows of a session may lie
+ * anywhere in it. Formats use the fields they need. */
 typedef struct traces_row {
     const char *session;   /* NULL: a session of its own */
     cedar_turn turn;
     size_t index;          /* position in the file */
+    int64_t round;         /* place in the session; equal rounds keep the order of the file */
     int line;
-    bool has_t, has_delay;
+    uint32_t block_tokens; /* Mooncake */
+    bool has_t, has_delay, has_wait;
+    int64_t wait_ns;       /* after the turn, before the next one */
+    const char *group;     /* BLIS: name of a prefix that sessions share */
+    const char *model;
     const char *broken;    /* why the row, and so its session, is unusable; NULL for good ones */
 } traces_row;
 
 typedef struct traces_load traces_load;
 
-/* One trace format. `probe` decides by a document's fields; `document` reads one document (a session, or a row of a
- * session); `file_end` completes sessions that are spread over documents and may be NULL. */
+/* A column that a reader of tables uses. */
+typedef struct traces_column {
+    const char *name, *alias; /* alias may be NULL; compared without regard to case */
+    bool required;
+} traces_column;
+
+#define COLUMNS_MAX 16     /* columns of a traces_column table */
+#define FIELDS_MAX 256     /* columns of a file */
+
+/* One record of a CSV file. */
+typedef struct traces_csv {
+    char *fields[FIELDS_MAX]; /* [field_count], 0-terminated, borrowed until the next record */
+    size_t field_count;
+    int place[COLUMNS_MAX];   /* field of each column of the reader; -1: the file does not have it */
+    const traces_column *columns;
+    char where[WHERE_BYTES];
+} traces_csv;
+
+/* One trace format. JSON formats have `probe` and `document`: probe decides by a document's fields; document reads one
+ * document (a session, or a row of a session). Tables have `columns` and `record`. file_end completes what is spread
+ * over a file, and session makes a trace of the rows of one session; either may be NULL. */
 typedef struct traces_reader {
     cedar_trace_format format;
-    const char *name;
     bool (*probe)(const json_t *doc);
     cedar_status (*document)(traces_load *l, const json_t *doc, cedar_err *err);
+    const traces_column *columns;
+    size_t column_count;
+    cedar_status (*record)(traces_load *l, const traces_csv *csv, cedar_err *err);
     cedar_status (*file_end)(traces_load *l, cedar_err *err);
+    cedar_status (*session)(traces_load *l, const traces_row *rows, size_t count, cedar_err *err);
 } traces_reader;
 
-extern const traces_reader traces_weka, traces_mooncake;
+extern const traces_reader traces_weka, traces_mooncake, traces_aiperf, traces_llmservingsim, traces_otel,
+    traces_tracelab, traces_tracelab_csv, traces_blis, traces_azure, traces_burstgpt, traces_timed;
 
 struct traces_load {
     cedar_corpus *corpus;
@@ -84,6 +118,9 @@ struct traces_load {
     const char *name;            /* current file, in the arena */
     int line;                    /* first line of the current document */
     uint32_t file_space;         /* id space of the current file, 0 while it has none */
+    size_t ids_made;             /* ids made for the current file by formats that record none */
+    bool accumulate;             /* BLIS header: rounds of a session repeat the earlier ones */
+    bool from_disk;              /* the current file has a path, so that files beside it may be looked for */
 
     char *text;                  /* the document without its id lists */
     size_t text_bytes, text_room;
@@ -92,7 +129,7 @@ struct traces_load {
     bool lifted;                 /* "hash_ids" in the parsed document is an index into lists */
     int64_t *ids;                /* scratch of one list */
     size_t id_room;
-    traces_row *rows;            /* [row_count] Mooncake */
+    traces_row *rows;            /* [row_count] */
     size_t row_count, row_room;
 };
 
@@ -113,7 +150,8 @@ cedar_status traces_scan(traces_load *l, const char *p, const char *end, const c
 cedar_status traces_parse(traces_load *l, const char *p, const char *stop, json_t **doc,
                           cedar_err *err) CEDAR_USE_RESULT;
 
-/* Adds a finished trace to the corpus (no copy of what it points to). */
+/* Adds a trace to the corpus (no copy of what it points to) after splitting flattened agents, when that is wanted, and
+ * finding its barriers. */
 cedar_status traces_add(traces_load *l, const cedar_trace *t, cedar_err *err) CEDAR_USE_RESULT;
 
 /* What to do with a broken trace: counted and forgotten (CEDAR_OK), or, strict, passed on. Only CEDAR_E_FORMAT is ever
@@ -134,6 +172,82 @@ cedar_status traces_tokens_get(const json_t *o, const char *where, const char *k
 /* String of 1 to NAME_BYTES_MAX bytes, copied into the arena. */
 cedar_status traces_name_get(traces_load *l, const json_t *o, const char *where, const char *key, const char **out,
                              cedar_err *err) CEDAR_USE_RESULT;
+
+/* An id that may be a string or an integer, kept as decimal text. *out stays NULL when it is absent. */
+cedar_status traces_label_get(traces_load *l, const json_t *o, const char *where, const char *key, const char **out,
+                              cedar_err *err) CEDAR_USE_RESULT;
+/* A time point such as 2023-11-16T18:17:03.97996Z as nanoseconds since 1970. */
+cedar_status traces_stamp_get(const json_t *o, const char *where, const char *key, int64_t *out, bool *present,
+                              cedar_err *err) CEDAR_USE_RESULT;
+
+/* Text to numbers. A date with time, the zone being Z, +hh:mm or absent (UTC), with up to 9 decimals. */
+bool traces_stamp_parse(const char *text, int64_t *ns);
+/* A decimal number of `unit_ns`, exact: "0.7" in seconds is 700000000. false: no such number, negative, or above max. */
+bool traces_decimal_parse(const char *text, int64_t unit_ns, int64_t max_ns, int64_t *ns);
+
+/* Fields of a record. `column` is an index into the reader's columns. An empty field counts as absent; absent is an
+ * error when the column is required. */
+const char *traces_csv_text(const traces_csv *csv, size_t column); /* NULL: absent */
+cedar_status traces_csv_int(const traces_csv *csv, size_t column, int64_t hi, int64_t *out, bool *present,
+                            cedar_err *err) CEDAR_USE_RESULT;
+cedar_status traces_csv_tokens(const traces_csv *csv, size_t column, uint32_t *out, cedar_err *err) CEDAR_USE_RESULT;
+cedar_status traces_csv_time(const traces_csv *csv, size_t column, int64_t unit_ns, int64_t max_s, int64_t *out,
+                             bool *present, cedar_err *err) CEDAR_USE_RESULT;
+cedar_status traces_csv_name(traces_load *l, const traces_csv *csv, size_t column, const char **out,
+                             cedar_err *err) CEDAR_USE_RESULT; /* *out NULL: absent */
+
+/* Reads a table from [p, end). `readers` are tried in order when the format is not given. */
+cedar_status traces_csv_read(traces_load *l, const char *p, const char *end, const traces_reader *const *readers,
+                             size_t reader_count, cedar_err *err) CEDAR_USE_RESULT;
+
+/* The header of a BLIS trace in [p, end); sets what it says in l. */
+cedar_status traces_blis_header(traces_load *l, const char *p, const char *end, int line,
+                                cedar_err *err) CEDAR_USE_RESULT;
+
+/* Keeps a row for traces_rows_end. */
+cedar_status traces_row_keep(traces_load *l, const traces_row *row, cedar_err *err) CEDAR_USE_RESULT;
+/* Keeps a row that was read with status st: a row of a session stays as a mark when it is broken. */
+cedar_status traces_row_done(traces_load *l, traces_row *row, cedar_status st, cedar_err *err) CEDAR_USE_RESULT;
+/* A reader's file_end: sorts the rows into sessions, in the order of their first rows, and gives each to `session`. */
+cedar_status traces_rows_end(traces_load *l, cedar_err *err) CEDAR_USE_RESULT;
+/* Turns and starts of one session: a stream with its times, and the trace's id, file and line. The trace still needs
+ * block_tokens and id_space. */
+cedar_status traces_rows_trace(traces_load *l, const traces_row *rows, size_t count, cedar_trace *out,
+                               cedar_err *err) CEDAR_USE_RESULT;
+/* "FILE:LINE" for sessions without an id; NULL: no memory. */
+const char *traces_place_name(traces_load *l, int line);
+
+/* Gives the turns of a stream ids of HASH_BLOCK_TOKENS tokens: turn k repeats the first keep[k] tokens of what turn k-1
+ * asked and got; everything else is new. `next` is the next unused id. */
+cedar_status traces_ids_from_prefix(traces_load *l, const char *where, cedar_turn *turns, const uint64_t *keep,
+                                    uint32_t count, int64_t *next, cedar_err *err) CEDAR_USE_RESULT;
+
+/* Block ids made by hashing tokens, or texts of 4 bytes per token: equal prefixes give equal ids. */
+typedef struct traces_blocks {
+    int64_t *ids;          /* [count] cedar memory, traces_blocks_free */
+    size_t count, room;
+    uint64_t tokens;       /* so far */
+    uint64_t chain;
+} traces_blocks;
+cedar_status traces_blocks_token(traces_blocks *b, uint64_t token, cedar_err *err) CEDAR_USE_RESULT;
+/* ceil(bytes / 4) tokens, at least 1; `role` makes equal texts of different speakers differ. */
+cedar_status traces_blocks_text(traces_blocks *b, const char *role, const char *text, size_t bytes,
+                                cedar_err *err) CEDAR_USE_RESULT;
+void traces_blocks_free(traces_blocks *b);
+/* Copy of the first `count` ids into the arena, as the turn's. */
+cedar_status traces_blocks_give(traces_load *l, const traces_blocks *b, size_t count, const char *where,
+                                cedar_turn *turn, cedar_err *err) CEDAR_USE_RESULT;
+/* Counts ids that a format makes against the limit of the file. */
+cedar_status traces_ids_made(traces_load *l, const char *where, size_t count, cedar_err *err) CEDAR_USE_RESULT;
+
+/* Index of a model's name among the trace's, added when new: names[MODELS_MAX] is scratch of the caller. */
+cedar_status traces_model_add(traces_load *l, const char *where, const char *name, size_t bytes, const char **names,
+                              uint32_t *count, int32_t *out, cedar_err *err) CEDAR_USE_RESULT;
+
+/* Moves flattened agents out of the root stream. */
+cedar_status traces_split(traces_load *l, cedar_trace *t, cedar_err *err) CEDAR_USE_RESULT;
+/* Fills the barriers of all turns. */
+cedar_status traces_barriers(traces_load *l, cedar_trace *t, cedar_err *err) CEDAR_USE_RESULT;
 
 /* Times of a stream from its turns: delays, start and end. The turns are in time order. */
 void traces_stream_times(cedar_stream *s);

@@ -129,12 +129,17 @@ typedef struct decode_walk {
     bool all;
 } decode_walk;
 
+/* Used as a vector. A matrix that happens to have one row (one index head, one expert) is still a matrix. */
+static bool is_vector(const OP(forward) *f, const cedar_tensor_info *t) {
+    return t->ndim == 1 || t->slot == &f->env->model->confidence;
+}
+
 /* Vectors are always decoded. Matrices that are read a row at a time (embeddings, Engram tables and gains) never are. */
 static bool is_decoded(const OP(forward) *f, const cedar_tensor_info *t, bool all) {
     const cedar_model *m = f->env->model;
     bool by_row = t->kind == CEDAR_W_ROWS || t->slot == &m->embed || t->slot == &m->markov_embed;
     for (int32_t i = 0; i < f->c->layers; i++) by_row |= t->slot == &m->blocks[i].engram_q || t->slot == &m->blocks[i].engram_k;
-    return t->rows == 1 || (all && !by_row);
+    return is_vector(f, t) || (all && !by_row);
 }
 
 static uint64_t panels_of(int64_t rows) { return (uint64_t)(rows + PANEL - 1) / PANEL; }
@@ -144,10 +149,11 @@ static cedar_status decode_visit(void *self, const cedar_tensor_info *t, cedar_e
     decode_walk *w = self;
     w->tensors++;
     if (!is_decoded(w->f, t, w->all)) return CEDAR_OK;
-    real *at = reals(w->a, t->rows == 1 ? (uint64_t)t->cols : panels_of(t->rows) * PANEL * (uint64_t)t->cols);
+    bool vector = is_vector(w->f, t);
+    real *at = reals(w->a, vector ? (uint64_t)t->cols : panels_of(t->rows) * PANEL * (uint64_t)t->cols);
     if (!w->decoded) return CEDAR_OK;
-    if (t->rows == 1) OP(decode_row)(t->slot, 0, at);
-    for (int64_t r = 0; r < t->rows && t->rows > 1; r += PANEL) OP(decode_panel)(t->slot, r, at + r * t->cols, w->scratch);
+    if (vector) OP(decode_row)(t->slot, 0, at);
+    for (int64_t r = 0; r < t->rows && !vector; r += PANEL) OP(decode_panel)(t->slot, r, at + r * t->cols, w->scratch);
     w->decoded[t->slot->index] = at;
     return CEDAR_OK;
 }

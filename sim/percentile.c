@@ -1,0 +1,44 @@
+/* Percentiles, mean and spread. */
+#include "sim/percentile.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+#include "base/status.h"
+
+size_t cedar_latencies_keep(double *v, size_t n) {
+    size_t kept = 0;
+    for (size_t i = 0; i < n; i++)
+        if (isfinite(v[i]) && v[i] > 0) v[kept++] = v[i];
+    return kept;
+}
+
+static int ascending(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+void cedar_sort_real(double *v, size_t n) {
+    if (n > 1) qsort(v, n, sizeof *v, ascending);
+}
+
+double cedar_percentile(const double *v, size_t n, double p) {
+    CEDAR_ASSERT(p >= 0 && p <= 100);
+    if (!n) return NAN;
+    double rank = (double)(n - 1) * p / 100;
+    size_t low = (size_t)rank;
+    if (low + 1 >= n) return v[n - 1];
+    return v[low] + (rank - (double)low) * (v[low + 1] - v[low]);
+}
+
+double cedar_mean(const double *v, size_t n) {
+    double sum = 0;
+    for (size_t i = 0; i < n; i++) sum += v[i];
+    return n ? sum / (double)n : NAN;
+}
+
+double cedar_std(const double *v, size_t n) {
+    double mean = cedar_mean(v, n), sum = 0;
+    for (size_t i = 0; i < n; i++) sum += (v[i] - mean) * (v[i] - mean);
+    return n ? sqrt(sum / (double)n) : NAN;
+}

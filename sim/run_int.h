@@ -1,0 +1,77 @@
+/* Private to the run: its state, shared by run_open.c (what a run is made of) and run.c (what happens in it). */
+#ifndef CEDAR_SIM_RUN_INT_H
+#define CEDAR_SIM_RUN_INT_H
+
+#include "sim/sim_int.h"
+
+/* A request between arrival and last token. */
+typedef struct cedar_request {
+    cedar_request_row row;          /* filled as things happen */
+    uint32_t lane, stream;
+    int32_t *tokens;                /* [in_tokens + out_tokens] prompt, then answer */
+    uint32_t produced;              /* answer tokens so far */
+    int32_t seq;
+    int32_t node;                   /* pinned cache node, -1 = none */
+    uint32_t boundary;              /* where a chunk must end because windows are stored there; 0 = nowhere */
+    uint32_t depth;                 /* provenance of the rows it computes */
+    bool scored;
+    cedar_snap *snap;               /* windows at the last page boundary */
+} cedar_request;
+
+typedef struct cedar_run_state {
+    const cedar_run_opts *opts;
+    const cedar_run_host *host;
+    const cedar_observer *obs;
+    int64_t run_id;
+
+    cedar_model *model;
+    const cedar_config *config;
+    char origin[256], model_hash[65];
+    cedar_corpus *corpus;
+    cedar_prompts *prompts;
+    cedar_prompt_rules prompt_rules;
+    cedar_lane_rules lane_rules;
+    cedar_replay_rules rules;
+    cedar_engine_opts engine_opts;
+    cedar_memory_plan memory;
+    cedar_engine *engine;
+    cedar_quality *quality;
+    cedar_cache *cache;             /* NULL: prefix_cache is off */
+    cedar_lanes *lanes;
+    uint32_t context_max;
+    uint64_t planned;
+
+    cedar_events events;
+    cedar_clocks clock;
+    uint64_t hash;
+    cedar_request **waiting;              /* [waiting_count] in order of (arrival, id) */
+    size_t waiting_count, waiting_capacity;
+    cedar_request **running;              /* [running_count of seq_count] in order of admission */
+    uint32_t running_count;
+    bool blocked;                   /* the first waiting request did not fit; wait for one to end */
+    int64_t requests, steps;
+
+    cedar_sched_item *items;        /* [seq_count] */
+    cedar_sched_slice *slices;      /* [seq_count] */
+    cedar_plan_entry *entries;      /* [seq_count] */
+    int32_t *pages;                 /* [pages of the longest sequence] */
+    int32_t *argmax;                /* [step_rows] */
+    float *logits;                  /* [logit_rows, vocab], with quality */
+    uint32_t logit_rows;
+
+    cedar_samples ttft, itl, kl, dlogp;
+    uint64_t top1_same, quality_rows, requests_unfinished, sessions_unfinished, sessions_ended;
+    int64_t first_arrival_ns, last_token_ns;
+    cedar_run_result result;
+    int64_t wall_start_ns;
+} cedar_run_state;
+
+/* Loads traces and model, turns options into rules, and opens engine, cache, shadow and buffers. r holds opts, host and
+ * obs; after a failure it is closed with cedar_run_close all the same. */
+cedar_status cedar_run_open(cedar_run_state *r, cedar_err *err) CEDAR_USE_RESULT;
+void cedar_run_close(cedar_run_state *r);
+
+/* Gives back what a request holds; q may be NULL. */
+void cedar_request_free(cedar_run_state *r, cedar_request *q);
+
+#endif

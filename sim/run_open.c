@@ -1,0 +1,191 @@
+/* What a run is made of: traces, model, rules, engine, cache, exact shadow and buffers, from the options. */
+#include "base/mem.h"
+#include "sim/run_int.h"
+
+typedef cedar_run_state run;
+
+static cedar_status refuse_early(const run *r, cedar_err *err) {
+    const cedar_run_opts *o = r->opts;
+    if (o->backend == CEDAR_BACKEND_CUDA)
+        return cedar_fail(err, CEDAR_E_UNSUPPORTED, "backend = \"cuda\" is not in this build; use \"cpu\" or \"auto\"");
+    if (o->quality && o->continuation != CEDAR_CONTINUATION_FORCED)
+        return cedar_fail(err, CEDAR_E_ARG,
+                          "quality = true compares the arm with exact recomputation on the same tokens, so it "
+                          "needs continuation = \"forced\"");
+    if (o->clock == CEDAR_CLOCK_RECORDED && !r->host->recorded)
+        return cedar_fail(err, CEDAR_E_ARG,
+                          "clock = \"recorded\" needs the durations of an earlier run; use `cedar replay RUN.db`");
+    return CEDAR_OK;
+}
+
+/* Ids that no prompt uses: the noise id of the drafter and the id in front of position 0. */
+static void special_ids(const cedar_config *c, cedar_prompt_rules *rules) {
+    int32_t a = c->stages ? c->draft_noise : -1, b = c->engram_layer_count ? c->engram_pad : -1;
+    if (a > b) {
+        int32_t t = a;
+        a = b;
+        b = t;
+    }
+    if (a >= 0 && a < c->vocab) rules->special[rules->special_count++] = a;
+    if (b >= 0 && b < c->vocab && b != a) rules->special[rules->special_count++] = b;
+}
+
+static void make_rules(run *r) {
+    const cedar_run_opts *o = r->opts;
+    uint32_t window = (uint32_t)r->config->window;
+    r->rules = (cedar_replay_rules){
+        .window = window, .decoder = o->replay == CEDAR_REPLAY_DECODER || o->replay == CEDAR_REPLAY_BOTH,
+        .encoder = o->replay == CEDAR_REPLAY_ENCODER || o->replay == CEDAR_REPLAY_BOTH, .cut = o->cut,
+        .encoder_rows = o->encoder_rows ? (uint32_t)o->encoder_rows : window,
+        .decoder_rows = o->decoder_rows ? (uint32_t)o->decoder_rows : window, .adopt_short_hits = o->adopt_short_hits };
+    r->lane_rules = (cedar_lane_rules){
+        .lanes = (uint32_t)o->lanes, .passes = (uint32_t)o->passes, .turns_max = (uint32_t)o->turns_max,
+        .seed = (uint64_t)o->seed, .shuffle = o->order == CEDAR_ORDER_SHUFFLE, .time_scale_ppb = o->time_scale_ppb,
+        .think_cap_ns = o->think_cap_ns };
+    r->prompt_rules = (cedar_prompt_rules){ .vocab = r->config->vocab, .length_num = (uint32_t)o->length_num,
+                                            .length_den = (uint32_t)o->length_den };
+    special_ids(r->config, &r->prompt_rules);
+    r->context_max = (uint32_t)r->config->positions_max;
+    if (o->context_max && o->context_max < r->context_max) r->context_max = (uint32_t)o->context_max;
+}
+
+/* Longest sequence that will be played, and the most streams of one tree. */
+static void measure_traces(const run *r, uint32_t *longest, uint32_t *streams) {
+    *longest = *streams = 1;
+    for (uint32_t i = 0; i < r->corpus->trace_count; i++) {
+        const cedar_trace *t = &r->corpus->traces[i];
+        if (t->stream_count > *streams) *streams = t->stream_count;
+        for (uint32_t s = 0; s < t->stream_count; s++)
+            for (uint32_t k = 0; k < cedar_lanes_turns(&r->lane_rules, t, s); k++) {
+                const cedar_turn *turn = &t->streams[s].turns[k];
+                uint64_t n = (uint64_t)cedar_prompt_scale(&r->prompt_rules, turn->in_tokens) +
+                             cedar_prompt_scale(&r->prompt_rules, turn->out_tokens);
+                if (n <= r->context_max && n > *longest) *longest = (uint32_t)n;
+            }
+    }
+}
+
+static uint64_t min_u64(uint64_t a, uint64_t b) { return a < b ? a : b; }
+
+static void make_engine_opts(run *r) {
+    const cedar_run_opts *o = r->opts;
+    uint32_t longest, streams;
+    measure_traces(r, &longest, &streams);
+    uint64_t seqs = min_u64((uint64_t)o->lanes * streams, (uint64_t)o->step_tokens);
+    seqs = min_u64(seqs, o->batch_max ? (uint64_t)o->batch_max : 4096);
+    cedar_engine_opts *e = &r->engine_opts;
+    *e = cedar_engine_defaults(r->config);
+    e->backend = o->backend == CEDAR_BACKEND_AUTO ? "auto" : "cpu";
+    e->arith = o->arith;
+    e->threads = (uint32_t)o->threads;
+    e->page_tokens = (uint32_t)o->page_tokens;
+    uint64_t pages = (longest + e->page_tokens - 1) / e->page_tokens;
+    e->page_count = (uint32_t)min_u64(o->kv_pages ? (uint64_t)o->kv_pages : 4 * (uint64_t)o->lanes * pages, INT32_MAX);
+    e->seq_count = (uint32_t)seqs;
+    e->context_tokens = longest;
+    e->step_rows = (uint32_t)o->step_tokens;
+    e->step_seqs = e->seq_count;
+    e->verify_rows = 0;
+}
+
+static void host_page_retain(void *self, int32_t page) { cedar_page_retain(self, page); }
+static void host_page_release(void *self, int32_t page) { cedar_page_release(self, page); }
+
+static uint64_t host_snap_bytes(void *self, const cedar_snap *snap) {
+    (void)self;
+    return cedar_snap_bytes(snap);
+}
+
+static void host_snap_free(void *self, cedar_snap *snap) {
+    (void)self;
+    cedar_snap_free(snap);
+}
+
+static cedar_status open_cache(run *r, cedar_err *err) {
+    if (!r->opts->prefix_cache) return CEDAR_OK;
+    cedar_cache_opts o = { .page_tokens = r->engine_opts.page_tokens, .page_count = r->engine_opts.page_count,
+                           .windows = !r->rules.encoder, .window_bytes_max = (uint64_t)r->opts->window_cache_bytes };
+    cedar_cache_host h = { r->engine, host_page_retain, host_page_release, host_snap_bytes, host_snap_free };
+    return cedar_cache_new(&o, &h, &r->cache, err);
+}
+
+static cedar_status open_quality(run *r, cedar_err *err) {
+    if (!r->opts->quality) return CEDAR_OK;
+    const cedar_engine_opts *e = &r->engine_opts;
+    uint32_t alive = e->seq_count > (uint32_t)r->opts->lanes ? e->seq_count : (uint32_t)r->opts->lanes;
+    r->logit_rows = r->opts->prompt_scores ? e->step_rows : e->step_seqs;
+    r->logits = cedar_calloc(r->logit_rows, (size_t)r->config->vocab * sizeof *r->logits);
+    if (!r->logits)
+        return cedar_fail(err, CEDAR_E_OOM, "no memory for %u rows of %d logits", r->logit_rows, r->config->vocab);
+    return cedar_quality_open(r->model, e, alive, r->opts->prompt_scores ? e->step_rows : 1, &r->quality, err);
+}
+
+static cedar_status open_buffers(run *r, cedar_err *err) {
+    const cedar_engine_opts *e = &r->engine_opts;
+    r->running = cedar_calloc(e->seq_count, sizeof *r->running);
+    r->items = cedar_calloc(e->seq_count, sizeof *r->items);
+    r->slices = cedar_calloc(e->seq_count, sizeof *r->slices);
+    r->entries = cedar_calloc(e->seq_count, sizeof *r->entries);
+    r->pages = cedar_calloc((size_t)e->context_tokens / e->page_tokens + 1, sizeof *r->pages);
+    r->argmax = cedar_calloc(e->step_rows, sizeof *r->argmax);
+    if (r->running && r->items && r->slices && r->entries && r->pages && r->argmax) return CEDAR_OK;
+    return cedar_fail(err, CEDAR_E_OOM, "no memory for steps of %u sequences", e->seq_count);
+}
+
+cedar_status cedar_run_open(run *r, cedar_err *err) {
+    const cedar_run_opts *o = r->opts;
+    cedar_corpus_opts corpus = { .format = CEDAR_TRACE_AUTO,
+                                 .strict = o->strict,
+                                 .traces_max = (uint32_t)o->traces_max };
+    cedar_status st = cedar_opts_check(o, err);
+    if (!st) st = refuse_early(r, err);
+    if (!st) st = cedar_traces_find(o->trace, r->host->data_dir, &corpus, &r->corpus, err);
+    if (!st) st = cedar_model_find(o->model, r->host->data_dir, (uint64_t)o->weights_seed, &r->model, r->origin, err);
+    if (st) return st;
+    r->config = cedar_model_config(r->model);
+    cedar_model_hash(r->model, r->model_hash);
+    make_rules(r);
+    st = cedar_prompts_new(r->corpus, &r->prompt_rules, &r->prompts, err);
+    if (!st) st = cedar_lanes_new(r->corpus, &r->lane_rules, &r->lanes, err);
+    if (st) return st;
+    r->planned = cedar_lanes_planned(r->lanes);
+    if (o->requests_max) r->planned = min_u64(r->planned, (uint64_t)o->requests_max);
+    make_engine_opts(r);
+    st = cedar_plan_memory(r->config, &r->engine_opts, &r->memory, err);
+    if (!st) st = cedar_engine_open(r->model, &r->engine_opts, &r->engine, err);
+    if (!st) st = open_cache(r, err);
+    if (!st) st = open_quality(r, err);
+    if (!st) st = open_buffers(r, err);
+    return st;
+}
+
+/* --- closing ------------------------------------------------------------------------------------------------------ */
+
+void cedar_request_free(run *r, cedar_request *q) {
+    if (!q) return;
+    if (q->seq >= 0) cedar_seq_close(r->engine, q->seq);
+    if (q->node >= 0) cedar_cache_unpin(r->cache, q->node);
+    cedar_snap_free(q->snap);
+    cedar_free(q->tokens);
+    cedar_free(q);
+}
+
+void cedar_run_close(run *r) {
+    for (uint32_t i = 0; i < r->running_count; i++) cedar_request_free(r, r->running[i]);
+    for (size_t i = 0; i < r->waiting_count; i++) cedar_request_free(r, r->waiting[i]);
+    cedar_cache_free(r->cache);
+    cedar_quality_close(r->quality);
+    cedar_engine_close(r->engine);
+    cedar_lanes_free(r->lanes);
+    cedar_prompts_free(r->prompts);
+    cedar_corpus_free(r->corpus);
+    cedar_model_close(r->model);
+    cedar_events_free(&r->events);
+    cedar_samples_free(&r->ttft);
+    cedar_samples_free(&r->itl);
+    cedar_samples_free(&r->kl);
+    cedar_samples_free(&r->dlogp);
+    void *const buffers[] = { r->waiting, r->running, r->items, r->slices, r->entries, r->pages, r->argmax, r->logits };
+    for (size_t i = 0; i < sizeof buffers / sizeof *buffers; i++) cedar_free(buffers[i]);
+    cedar_free(r);
+}
