@@ -64,8 +64,8 @@ void cedar_steffen_slopes(const double *x, const double *v, uint32_t n, double *
     }
     for (uint32_t i = 1; i + 1 < n; i++)
         slope[i] = middle_slope(x[i] - x[i - 1], x[i + 1] - x[i], secant(x, v, i - 1), secant(x, v, i));
-    slope[0] = (3 * (v[1] - v[0]) / (x[1] - x[0]) - slope[1]) / 2;
-    slope[n - 1] = (3 * (v[n - 1] - v[n - 2]) / (x[n - 1] - x[n - 2]) - slope[n - 2]) / 2;
+    slope[0] = (3 * secant(x, v, 0) - slope[1]) / 2;
+    slope[n - 1] = (3 * secant(x, v, n - 2) - slope[n - 2]) / 2;
 }
 
 static void fill(cedar_front *f, const cedar_front_point *points, const candidate *c) {
@@ -129,8 +129,8 @@ static uint32_t find_knot(const double *x, uint32_t n, double at) {
 }
 
 static double hermite(double h, double t, double v0, double m0, double v1, double m1) {
-    double r = 1 - t;
-    return (1 + 2 * t) * r * r * v0 + t * r * r * h * m0 + t * t * (3 - 2 * t) * v1 + t * t * (t - 1) * h * m1;
+    double r2 = (1 - t) * (1 - t), t2 = t * t;
+    return (1 + 2 * t) * r2 * v0 + t * r2 * h * m0 + t2 * (3 - 2 * t) * v1 + t2 * (t - 1) * h * m1;
 }
 
 bool cedar_front_at(const cedar_front *f, uint32_t metric, double x, cedar_front_method method, double *out) {

@@ -330,10 +330,10 @@ static cedar_corpus *load(const char *path) {
 /* `next` of each stream was computed from the file by another program. */
 START_TEST(start_of_recorded_sessions) {
     static const struct { const char *path; uint32_t lane; double t_star; uint32_t next[5], primers, ahead, over; } rows[] = {
-        { "traces/kv-cache-tester/trace_0291.json", 0, 955.5371761028174, NEXT_0291_0 },
-        { "traces/kv-cache-tester/trace_0291.json", 1, 800.8155184539801, NEXT_0291_1 },
-        { "traces/kv-cache-tester/trace_0277.json", 0, T_0277_0, NEXT_0277_0 },
-        { "traces/kv-cache-tester/trace_0277.json", 1, T_0277_1, NEXT_0277_1 }
+        { "traces/kv-cache-tester/trace_0291.json", 0, 955.5371761028174, { 15, 0, 0 }, 1, 2, 0 },
+        { "traces/kv-cache-tester/trace_0291.json", 1, 800.8155184539801, { 8, 0, 0 }, 1, 2, 0 },
+        { "traces/kv-cache-tester/trace_0277.json", 0, 751.4908341808164, { 7, 4, 12, 17, 3 }, 2, 0, 3 },
+        { "traces/kv-cache-tester/trace_0277.json", 1, 313.0977684208047, { 6, 4, 12, 16, 0 }, 2, 1, 2 }
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         cedar_corpus *c = load(rows[i].path);

@@ -1,0 +1,226 @@
+#!/bin/bash
+# The program from outside: exit codes, runs that repeat, reports, replay, kills, terminals.
+#
+# usage: e2e.sh CEDAR [SCENARIO]      from the repository root; SCENARIO is the one played twice (quickstart)
+# Needs sqlite3; terminals are tested when script(1) is there. E2E_SEED repeats the moments of the kills.
+# CEDAR_TALLY=FILE appends "passed failed skipped" there instead of printing the totals.
+set -u
+cedar=$(realpath "${1:?usage: e2e.sh CEDAR [SCENARIO]}")
+scenario=${2:-scenarios/quickstart.lua}
+small=tests/e2e.lua
+root=$PWD
+out=$root/build/e2e
+seed=${E2E_SEED:-$((16#$( (git rev-parse HEAD 2>/dev/null || echo 1) | cut -c 1-7)))}
+RANDOM=$((seed % 32768))
+passed=0 failed=0 skipped=0
+
+pass() { passed=$((passed + 1)); echo "ok    $1"; }
+fail() {
+    failed=$((failed + 1))
+    echo "FAIL  $1"
+    shift
+    printf '%s\n' "$@" | head -n 12 | sed 's/^/      /'
+}
+skip() { skipped=$((skipped + 1)); echo "SKIP  $1"; }
+# ok WHAT CONDITION...: passes when the command succeeds
+ok() {
+    local what=$1
+    shift
+    if "$@" >"$out/ok.log" 2>&1; then pass "$what"; else fail "$what" "$* failed" "$(cat "$out/ok.log")"; fi
+}
+# same WHAT GOT WANTED
+same() { if [ "$2" = "$3" ]; then pass "$1"; else fail "$1" "got    $2" "wanted $3"; fi; }
+# exits WHAT CODE PATTERN COMMAND...: exit code, and a line of its output that matches
+exits() {
+    local what=$1 code=$2 pattern=$3 rc
+    shift 3
+    timeout 120 "$@" >"$out/exits.log" 2>&1 </dev/null
+    rc=$?
+    if [ $rc -ne "$code" ]; then
+        fail "$what" "exit code $rc, wanted $code" "$(cat "$out/exits.log")"
+    elif ! grep -qE "$pattern" "$out/exits.log"; then
+        fail "$what" "no line matches $pattern" "$(cat "$out/exits.log")"
+    else
+        pass "$what"
+    fi
+}
+sql() { sqlite3 -readonly "$1" "$2"; }
+
+# All rows of a database as text, without the columns that timing_columns names.
+dump() {
+    local db=$1 table columns
+    for table in $(sql "$db" "SELECT name FROM sqlite_schema WHERE type = 'table' ORDER BY name"); do
+        columns=$(sql "$db" "SELECT group_concat('\"' || name || '\"', ', ') FROM pragma_table_info('$table')
+            WHERE name NOT IN (SELECT column_name FROM timing_columns WHERE table_name = '$table')")
+        echo "-- $table"
+        sql "$db" "SELECT $columns FROM \"$table\" ORDER BY 1, 2, 3"
+    done
+}
+
+usage() {
+    exits "no verb: usage" 1 '^usage: cedar VERB' "$cedar"
+    exits "help" 0 'start here' "$cedar" help
+    exits "help of a verb" 0 'usage: cedar run' "$cedar" help run
+    exits "version" 0 '^cedar [0-9]+\.[0-9]+\.[0-9]+' "$cedar" --version
+    exits "a verb with a slip of the pen" 1 'do you mean "report"' "$cedar" repotr
+    exits "run without a scenario" 1 'give a scenario' "$cedar" run
+    exits "run with an unknown option" 1 'help run' "$cedar" run --fast "$small"
+    exits "run with a word that is no key=value" 1 'not a key=value' "$cedar" run "$small" lanes
+    exits "run with an unknown key" 1 'lanes' "$cedar" run "$small" -o "$out/x.db" lane=3
+    exits "run with a value out of range" 1 '4096' "$cedar" run "$small" -o "$out/x.db" lanes=4097
+    exits "run of a file that is not there" 5 'no such file' "$cedar" run no-such.lua -o "$out/x.db"
+    exits "run of a model that is not there" 5 'nomodel' "$cedar" run "$small" -o "$out/x.db" model=nomodel
+    exits "run of a trace that is not there" 5 'notrace' "$cedar" run "$small" -o "$out/x.db" trace=notrace.json
+    exits "run into a folder that is not there" 5 'nofolder' "$cedar" run "$small" -o "$out/nofolder/x.db"
+    exits "report of a file that is not there" 5 'nofile' "$cedar" report nofile.db
+    exits "report of a file that is no database" 5 'README.md' "$cedar" report README.md
+    exits "report with two formats" 1 'exclude' "$cedar" report --text --csv v_summary "$out/a.db"
+    exits "output that cannot be written" 5 'standard output' sh -c '"$1" help >/dev/full' sh "$cedar"
+    ok "a run that is refused leaves no database" test ! -e "$out/x.db"
+    exits "plan" 0 'sequences? of 131072 tokens fit' "$cedar" plan --model flash-e32 --hbm 141GB --context 128k
+    exits "plan with a wrong size" 1 '141XB' "$cedar" plan --model tiny --hbm 141XB
+    exits "trace stat" 0 'requests' "$cedar" trace stat traces/kv-cache-tester
+    exits "trace check of a broken trace" 5 'broken|truncated' "$cedar" trace check --strict tests/broken/traces/truncated.json
+}
+
+scenarios() {
+    printf 'expect { what = "one is two", value = 1, eq = 2 }\n' >"$out/no.lua"
+    printf 'local x = nil\nprint(x.y)\n' >"$out/bad.lua"
+    printf 'print(os.time())\n' >"$out/os.lua"
+    exits "an expectation that fails: 2" 2 'one is two' "$cedar" run "$out/no.lua" -o "$out/no.db"
+    exits "an error of the scenario names its line" 1 'bad.lua:2' "$cedar" run "$out/bad.lua" -o "$out/bad.db"
+    exits "no clock in the sandbox" 1 'os' "$cedar" run "$out/os.lua" -o "$out/os.db"
+    exits "a failed expectation is in the database" 0 '^1$' sqlite3 "$out/no.db" \
+        'SELECT count(*) FROM expectations WHERE ok = 0'
+}
+
+repeat() {
+    exits "run" 0 'wrote' "$cedar" run "$scenario" -o "$out/a.db"
+    exits "run again" 0 'wrote' "$cedar" run "$scenario" -o "$out/b.db"
+    same "integrity" "$(sql "$out/a.db" 'PRAGMA integrity_check')" ok
+    same "the run is finished" "$(sql "$out/a.db" 'SELECT finished FROM manifest')" 1
+    dump "$out/a.db" >"$out/a.txt"
+    dump "$out/b.db" >"$out/b.txt"
+    ok "there are requests and steps" sh -c 'grep -c . "$1" | grep -qE "^[0-9]{3,}$"' sh "$out/a.txt"
+    ok "two runs are equal but for the timing columns" cmp "$out/a.txt" "$out/b.txt"
+    local hashes='SELECT run_id, event_hash FROM runs ORDER BY run_id'
+    same "event hashes" "$(sql "$out/a.db" "$hashes")" "$(sql "$out/b.db" "$hashes")"
+    exits "an existing database is not overwritten" 5 'replace' "$cedar" run "$small" -o "$out/b.db"
+    dump "$out/b.db" >"$out/b2.txt"
+    ok "and stays as it was" cmp "$out/b.txt" "$out/b2.txt"
+    cp README.md "$out/text.db"
+    exits "--replace replaces only databases of cedar" 5 'text.db' "$cedar" run "$small" -r -o "$out/text.db"
+    ok "and the other file stays" cmp README.md "$out/text.db"
+    exits "--replace" 0 'wrote' "$cedar" run "$small" -r -o "$out/b.db"
+    mkdir -p "$out/elsewhere"
+    exits "from another folder" 0 'wrote' sh -c 'cd "$1" && "$2" run scenarios/quickstart.lua turns_max=1 -o c.db; test -e c.db && echo wrote' \
+        sh "$out/elsewhere" "$cedar"
+    exits "CEDAR_HOME elsewhere" 5 '/nowhere' env CEDAR_HOME=/nowhere "$cedar" run no-such.lua -o "$out/x.db"
+    exits "more threads, same events" 0 'wrote' "$cedar" run "$small" -o "$out/t3.db" threads=3
+    exits "one thread" 0 'wrote' "$cedar" run "$small" -o "$out/t1.db" threads=1
+    same "threads do not change events" "$(sql "$out/t3.db" "$hashes")" "$(sql "$out/t1.db" "$hashes")"
+}
+
+reports() {
+    local before view
+    before=$(sha256sum <"$out/a.db")
+    exits "report --text" 0 'TTFT p50' "$cedar" report --text "$out/a.db"
+    exits "report to a pipe has no colours" 0 . sh -c '"$1" report "$2" | { ! grep -q "$(printf "\033")"; } && echo none' \
+        sh "$cedar" "$out/a.db"
+    for view in $(sql "$out/a.db" "SELECT name FROM sqlite_schema WHERE type = 'view' ORDER BY name"); do
+        exits "report --csv $view" 0 ',' "$cedar" report --csv "$view" "$out/a.db"
+    done
+    exits "report --csv of an unknown view lists the known" 1 'v_summary' "$cedar" report --csv v_no "$out/a.db"
+    exits "report -o" 0 'wrote' "$cedar" report "$out/a.db" -o "$out/a.html"
+    exits "the same report again" 0 'wrote' "$cedar" report "$out/a.db" -o "$out/a2.html"
+    ok "both are equal" cmp "$out/a.html" "$out/a2.html"
+    ok "the report is HTML" grep -qi '<!doctype html>' "$out/a.html"
+    ok "and loads nothing from elsewhere" sh -c '! grep -qiE "(src|href)=.(https?:)?//" "$1"' sh "$out/a.html"
+    exits "a report that cannot be written" 5 'nofolder' "$cedar" report "$out/a.db" -o "$out/nofolder/a.html"
+    same "reports leave the database as it was" "$(sha256sum <"$out/a.db")" "$before"
+}
+
+terminals() {
+    if ! command -v script >/dev/null; then
+        skip "terminals: script(1) is not installed"
+        return
+    fi
+    local escape
+    escape=$(printf '\033')
+    TERM=xterm script -qec "'$cedar' report '$out/a.db'" /dev/null >"$out/tty.txt" </dev/null
+    ok "colours on a terminal" grep -q "$escape" "$out/tty.txt"
+    NO_COLOR=1 TERM=xterm script -qec "'$cedar' report '$out/a.db'" /dev/null >"$out/tty.txt" </dev/null
+    ok "none with NO_COLOR" sh -c '! grep -q "$1" "$2"' sh "$escape" "$out/tty.txt"
+    TERM=dumb script -qec "'$cedar' report '$out/a.db'" /dev/null >"$out/tty.txt" </dev/null
+    ok "none with TERM=dumb" sh -c '! grep -q "$1" "$2"' sh "$escape" "$out/tty.txt"
+}
+
+replays() {
+    exits "replay reaches the same events" 0 'same' "$cedar" replay "$out/a.db"
+    cp "$out/t1.db" "$out/tampered.db"
+    sqlite3 "$out/tampered.db" "UPDATE runs SET event_hash = '0123456789abcdef' WHERE run_id = 1"
+    exits "replay finds another event hash: 4" 4 'DIFFERENT' "$cedar" replay "$out/tampered.db"
+}
+
+# A killed run leaves a database that can be read and says that it is not finished.
+kills() {
+    local k pid delay
+    for k in 1 2 3 4 5; do
+        delay=$((RANDOM % 40 + 2))
+        rm -f "$out"/k$k.db*
+        "$cedar" run "$scenario" -q -o "$out/k$k.db" >"$out/k$k.log" 2>&1 &
+        pid=$!
+        sleep $((delay / 10)).$((delay % 10))
+        if ! kill -9 $pid 2>/dev/null; then
+            wait $pid
+            skip "kill after $delay/10 s: the run was over"
+            continue
+        fi
+        wait $pid 2>/dev/null
+        if [ ! -e "$out/k$k.db" ] || ! sql "$out/k$k.db" 'SELECT 1 FROM manifest' >/dev/null 2>&1; then
+            if [ -e "$out/k$k.db" ] && [ -s "$out/k$k.db" ]; then fail "killed after $delay/10 s: readable"; continue; fi
+            skip "kill after $delay/10 s: no database yet"
+            continue
+        fi
+        same "killed after $delay/10 s: integrity" "$(sqlite3 "$out/k$k.db" 'PRAGMA integrity_check')" ok
+        same "killed after $delay/10 s: not finished" "$(sql "$out/k$k.db" 'SELECT finished FROM manifest')" 0
+        exits "killed after $delay/10 s: the report says so" 0 'not finished|unfinished|running' \
+            "$cedar" report "$out/k$k.db"
+    done
+    rm -f "$out/int.db"
+    "$cedar" run "$scenario" -q -o "$out/int.db" >"$out/int.log" 2>&1 &
+    pid=$!
+    sleep 2
+    kill -INT $pid
+    wait $pid
+    same "interrupted: exit code 130" $? 130
+    same "interrupted: the database says so" "$(sql "$out/int.db" "SELECT finished,
+        (SELECT count(*) FROM runs WHERE status = 'running') FROM manifest")" "0|0"
+    exits "interrupted: replay compares what there is" 0 'same' "$cedar" replay "$out/int.db"
+}
+
+goldens() {
+    local folder
+    for folder in tests/golden/*/; do
+        [ -e "$folder/golden.safetensors" ] || continue
+        exits "golden $(basename "$folder")" 0 ' 0 miss' "$cedar" check-golden "$folder"
+    done
+}
+
+command -v sqlite3 >/dev/null || { echo "e2e.sh needs sqlite3: apt-get install sqlite3" >&2; exit 1; }
+rm -rf "$out"
+mkdir -p "$out"
+usage
+scenarios
+repeat
+reports
+terminals
+replays
+kills
+goldens
+if [ -n "${CEDAR_TALLY:-}" ]; then
+    echo "$passed $failed $skipped" >>"$CEDAR_TALLY"
+else
+    echo "$passed passed, $failed failed, $skipped skipped"
+fi
+[ $failed -eq 0 ]
