@@ -40,6 +40,10 @@ typedef struct cedar_backend {
 
 const cedar_backend *cedar_backend_find(const char *name);  /* NULL when this build has none of that name */
 extern const cedar_backend cedar_backend_cpu;
+#ifdef CEDAR_HAVE_CUDA
+extern const cedar_backend cedar_backend_cuda;
+bool cedar_cuda_present(void);                              /* a GPU that can be used */
+#endif
 
 /* Workspace of the CPU backend, for the memory plan. */
 uint64_t cedar_cpu_workspace_bytes(const cedar_config *c, const cedar_engine_opts *o);

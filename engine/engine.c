@@ -26,12 +26,22 @@ struct cedar_snap {
     uint32_t pos;
     cedar_bounds bounds;                /* rows below them were never written, or came from before a clip */
     uint64_t stored_bytes;              /* what a cache must keep, for accounting */
+    uint64_t buf_bytes;
     uint8_t *buf;
 };
 
+#ifdef CEDAR_HAVE_CUDA
+#define BACKENDS "cpu and cuda"
+const cedar_backend *cedar_backend_find(const char *name) {
+    if (strcmp(name, "cuda") == 0 || (strcmp(name, "auto") == 0 && cedar_cuda_present())) return &cedar_backend_cuda;
+    return strcmp(name, "cpu") == 0 || strcmp(name, "auto") == 0 ? &cedar_backend_cpu : NULL;
+}
+#else
+#define BACKENDS "cpu"
 const cedar_backend *cedar_backend_find(const char *name) {
     return strcmp(name, "cpu") == 0 || strcmp(name, "auto") == 0 ? &cedar_backend_cpu : NULL;
 }
+#endif
 
 static cedar_status check_opts(const cedar_config *c, const cedar_engine_opts *o, cedar_err *err) {
     if (o->page_tokens == 0 || o->page_tokens % (uint32_t)c->ratio_lcm)
@@ -52,7 +62,7 @@ cedar_status cedar_engine_open(const cedar_model *model, const cedar_engine_opts
     cedar_status st = check_opts(c, opts, err);
     if (st) return st;
     const cedar_backend *b = cedar_backend_find(opts->backend ? opts->backend : "cpu");
-    if (!b) return cedar_fail(err, CEDAR_E_UNSUPPORTED, "backend \"%s\" is not in this build; it has: cpu", opts->backend);
+    if (!b) return cedar_fail(err, CEDAR_E_UNSUPPORTED, "backend \"%s\" is not in this build, which has " BACKENDS, opts->backend);
     cedar_engine *e = cedar_calloc(1, sizeof *e);
     if (!e) return cedar_fail(err, CEDAR_E_OOM, "no memory for an engine");
     *e = (cedar_engine){ .model = model, .config = c, .opts = *opts, .backend = b };
@@ -196,6 +206,8 @@ cedar_status cedar_seq_adopt(cedar_engine *e, int32_t seq, const int32_t *tokens
 cedar_status cedar_seq_restore(cedar_engine *e, int32_t seq, const int32_t *tokens, const int32_t *pages,
                                uint32_t hit, const cedar_snap *snap, cedar_err *err) {
     if (snap->pos != hit) return cedar_fail(err, CEDAR_E_ARG, "windows stored at %u cannot serve a hit of %u tokens", snap->pos, hit);
+    if (snap->buf_bytes != e->backend->snap_bytes(e->impl))
+        return cedar_fail(err, CEDAR_E_ARG, "the windows were stored by an engine with another shape, arithmetic or verify_rows");
     cedar_status st = adopt_pages(e, seq, pages, hit, err);
     if (st) return st;
     cedar_seq_state *q = seq_at(e, seq);
@@ -223,7 +235,10 @@ cedar_status cedar_seq_reserve(cedar_engine *e, int32_t seq, uint32_t tokens, ce
 
 cedar_status cedar_seq_truncate(cedar_engine *e, int32_t seq, uint32_t tokens, cedar_err *err) {
     cedar_seq_state *q = seq_at(e, seq);
-    if (tokens > q->pos || tokens < q->truncate_min || tokens < q->write_floor || q->high - tokens > e->opts.verify_rows)
+    const cedar_bounds *b = &q->bounds;
+    /* below a bound there are no windows left to continue from */
+    bool clipped = tokens < b->lo_encoder || tokens < b->lo_cut || tokens < b->lo_late;
+    if (tokens > q->pos || tokens < q->truncate_min || tokens < q->write_floor || clipped || q->high - tokens > e->opts.verify_rows)
         return cedar_fail(err, CEDAR_E_ARG, "cannot roll back from %u to %u tokens; verify_rows is %u", q->pos, tokens,
                           e->opts.verify_rows);
     q->pos = tokens;
@@ -240,6 +255,7 @@ cedar_status cedar_snap_save(const cedar_engine *e, int32_t seq, cedar_snap **ou
         return cedar_fail(err, CEDAR_E_OOM, "no memory for %llu bytes of stored windows", (unsigned long long)bytes);
     }
     s->pos = q->pos;
+    s->buf_bytes = bytes;
     s->bounds = q->bounds;
     uint64_t rows = q->pos < (uint32_t)e->config->window ? q->pos : (uint32_t)e->config->window;
     s->stored_bytes = rows * e->layout.ring_row_bytes * e->layout.ring_count;
@@ -279,18 +295,43 @@ static cedar_status check_entry(const cedar_engine *e, const cedar_plan_entry *p
     return CEDAR_OK;
 }
 
+/* What an entry may read and write has to follow from the sequence's state. */
+static cedar_status check_bounds(const cedar_engine *e, const cedar_step_plan *plan, const cedar_plan_entry *p, cedar_err *err) {
+    const cedar_seq_state *q = &e->seqs[p->seq];
+    uint32_t first_kept = p->pos + p->rows - p->kept, cut_max = plan->cut == CEDAR_CUT_INSIDE_CLIP ? first_kept : p->pos;
+    const cedar_bounds *b = &p->bounds, *now = &q->bounds;
+    if (p->write_floor != q->write_floor)
+        return cedar_fail(err, CEDAR_E_ARG, "a step of sequence %d has write floor %u, but the sequence's is %u", p->seq, p->write_floor,
+                          q->write_floor);
+    if (b->lo_encoder < now->lo_encoder || b->lo_cut < now->lo_cut || b->lo_late < now->lo_late)
+        return cedar_fail(err, CEDAR_E_ARG, "a step of sequence %d lowers a window bound", p->seq);
+    if (b->lo_encoder > p->pos || b->lo_cut > cut_max || b->lo_late > first_kept)
+        return cedar_fail(err, CEDAR_E_ARG, "a step of sequence %d has rows below a window bound", p->seq);
+    return CEDAR_OK;
+}
+
+/* The totals size every buffer of a step. */
+static cedar_status check_totals(const cedar_step_plan *plan, cedar_err *err) {
+    cedar_step_plan t = { .entry_count = plan->entry_count, .entries = plan->entries };
+    cedar_plan_total(&t);
+    if (t.rows != plan->rows || t.kept != plan->kept || t.logits != plan->logits || t.trimmed != plan->trimmed)
+        return cedar_fail(err, CEDAR_E_ARG, "a step's totals do not match its entries; sum them with cedar_plan_total");
+    return CEDAR_OK;
+}
+
 static cedar_status check_plan(const cedar_engine *e, const cedar_step_plan *plan, cedar_err *err) {
     if (plan->rows > e->opts.step_rows || plan->entry_count > e->opts.step_seqs || plan->entry_count == 0)
         return cedar_fail(err, CEDAR_E_ARG, "a step of %u rows and %u entries; this engine takes 1 to %u rows and %u entries",
                           plan->rows, plan->entry_count, e->opts.step_rows, e->opts.step_seqs);
     for (uint32_t i = 0; i < plan->entry_count; i++) {
         cedar_status st = check_entry(e, &plan->entries[i], err);
+        if (!st) st = check_bounds(e, plan, &plan->entries[i], err);
         if (st) return st;
         for (uint32_t k = 0; k < i; k++)
             if (plan->entries[k].seq == plan->entries[i].seq)
                 return cedar_fail(err, CEDAR_E_ARG, "a step names sequence %d twice", plan->entries[i].seq);
     }
-    return CEDAR_OK;
+    return check_totals(plan, err);
 }
 
 static int64_t now_ns(void) {
@@ -325,6 +366,10 @@ cedar_status cedar_engine_draft(cedar_engine *e, cedar_draft_item *items, uint32
         seq_at(e, items[i].seq);
         if (items[i].token < 0 || items[i].token >= e->config->vocab)
             return cedar_fail(err, CEDAR_E_ARG, "token %d is outside the vocabulary of %d", items[i].token, e->config->vocab);
+        for (int32_t k = 0; items[i].forced && k < e->config->draft_block; k++)
+            if (items[i].forced[k] < 0 || items[i].forced[k] >= e->config->vocab)
+                return cedar_fail(err, CEDAR_E_ARG, "forced token %d is outside the vocabulary of %d", items[i].forced[k],
+                                  e->config->vocab);
     }
     cedar_step_begin("a draft");
     cedar_status st = e->backend->draft(e->impl, items, count, e->seqs, err);

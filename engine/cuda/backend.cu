@@ -1,0 +1,848 @@
+/* The CUDA backend: owns device memory (weights as stored, page pool, rings, workspace), all taken in open, and runs step
+ * plans as a list of launches on one stream with one wait at the end.
+ *
+ * Arithmetics: wide and f32 validate indexing, plans and caches against the golden vectors; bf16 is the one to run. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/cuda/ops.cuh"
+
+extern "C" {
+#include "base/mem.h"
+}
+
+static cedar_status check(cudaError_t e, const char *what, cedar_err *err) {
+    if (e == cudaSuccess) return CEDAR_OK;
+    return cedar_fail(err, CEDAR_E_CUDA, "CUDA: %s failed: %s", what, cudaGetErrorString(e));
+}
+
+/* One device allocation, carved twice: first to count, then for real. */
+struct carver {
+    uint8_t *base;
+    uint64_t used;
+    void *take(uint64_t count, uint64_t size) {
+        used = (used + 255) / 256 * 256;
+        uint64_t at = used;
+        used += count * size;
+        return base ? base + at : NULL;
+    }
+};
+
+/* Work buffers; rows of a step by place in the list unless said otherwise. Reals, if no type is given. */
+struct work {
+    void *qr, *q, *kv, *iq, *ig, *u, *att, *y, *xc, *xqc, *e, *ekv, *features_q, *main_x, *head, *extra, *row_y, *row_e, *latents;
+    dev_moe moe;                        /* a, b, aq, out hold MOE_BATCH rows */
+    int32_t *argmax, *draft_ids;
+    float *logits, *confidence;
+    double *freq;                       /* [2, rope / 2] plain, YaRN */
+    int64_t *engram;                    /* [engram layers, 3, CEDAR_ENGRAM_ROWS_MAX] multipliers, primes, offsets */
+    cedar_layout *layout;
+    uint32_t *active, *kept, *logit_rows;
+};
+
+enum { SCORE_BATCH = 64, MOE_BATCH = 256, HEAD_BATCH = 64 };    /* rows worked on at once where a row needs much room */
+
+/* Inputs of a step, in pinned memory. */
+struct staging {
+    dev_entry *entries;
+    int32_t *token, *entry, *page_table;
+    uint32_t *pos, *active, *kept, *first_kept, *logit_rows;
+};
+
+struct cuda_backend {
+    const cedar_model *model;
+    const cedar_config *c;
+    cedar_engine_opts o;
+    cedar_layout l;
+    cudaStream_t stream;
+    uint8_t *weights_mem, *memory;      /* device */
+    uint8_t *pinned;
+    uint64_t state_bytes, work_bytes;
+    dev_weight *weight;                 /* [tensors] by cedar_weight.index */
+    dev_weight **experts;               /* [layers + stages] device arrays: w1, w2, w3 of all experts */
+    dev d;
+    work w;
+    staging h;
+    cedar_tap_fn tap;
+    void *tap_self;
+    cedar_inject_fn inject;
+    void *inject_self;
+};
+
+static uint64_t max_u64(uint64_t a, uint64_t b) { return a > b ? a : b; }
+
+/* --- memory --------------------------------------------------------------------------------------------------------------- */
+
+static uint32_t rows_of(const cedar_config *c, const cedar_engine_opts *o) { return (uint32_t)max_u64(o->step_rows, (uint64_t)c->draft_block); }
+
+static void carve_state(carver &m, dev &d, const cedar_engine_opts &o, const cedar_layout &l) {
+    d.pages = (uint8_t *)m.take(o.page_count, l.page_bytes);
+    d.rings = (uint8_t *)m.take(o.seq_count, l.ring_bytes);
+    d.open = (uint8_t *)m.take((uint64_t)o.seq_count * l.open_reals, d.real_bytes);
+    d.page_table = (int32_t *)m.take((uint64_t)o.seq_count * d.pages_per_seq, 4);
+}
+
+static void carve_rows(carver &m, dev &d, const cedar_config *c, const cedar_engine_opts &o, const cedar_layout &l) {
+    uint64_t r = d.row_max, b = d.real_bytes, n = c->hc, dm = c->hidden;
+    d.entries = (dev_entry *)m.take(o.step_seqs, sizeof(dev_entry));
+    d.row_token = (int32_t *)m.take(r, 4);
+    d.row_entry = (int32_t *)m.take(r, 4);
+    d.row_pos = (uint32_t *)m.take(r, 4);
+    d.token_map = (int32_t *)m.take(c->vocab, 4);
+    d.h = m.take(r * n * dm, b);
+    d.pre = m.take(r * n, b);
+    d.pre_attn = m.take(r * n, b);
+    d.post = m.take(r * n, b);
+    d.comb = m.take(r * n * n, b);
+    d.mixes = m.take(r * (2 + n) * n, b);
+    d.x = m.take(r * dm, b);
+    d.xq = m.take(r * dm, b);
+    d.table = m.take(2 * r * c->rope_dim, b);
+    d.window_rows = (uint8_t *)m.take(r, l.ring_row_bytes);
+    d.comp = m.take(r * 2 * c->head_dim, b);
+    d.topk_ids = (int32_t *)m.take(r * c->index_topk, 4);
+    d.pool = (int32_t *)m.take(r * max_u64(1, c->candidate_source >= 0 ? c->candidate_blocks : 0), 4);
+    d.pool_count = (int32_t *)m.take(r, 4);
+    d.scores = m.take((uint64_t)SCORE_BATCH * o.context_tokens, b);
+    d.block_scores = m.take((uint64_t)SCORE_BATCH * o.context_tokens, b);
+    d.features = m.take(r * c->target_count * dm, b);
+    d.engram_ids = (int64_t *)m.take(r * max_u64(1, c->engram_rows_per_token), 8);
+}
+
+static void carve_work(carver &m, work &w, const cedar_config *c, const cedar_engine_opts &o, uint64_t r, uint64_t b) {
+    uint64_t dm = c->hidden, hd = (uint64_t)c->heads * c->head_dim, experts = max_u64(c->experts, c->draft_experts);
+    uint64_t k = max_u64(c->experts_per_token, c->draft_experts_per_token), block = max_u64(1, c->draft_block);
+    w.qr = m.take(r * c->q_lora, b);
+    w.q = m.take(r * hd, b);
+    w.kv = m.take(r * c->head_dim, b);
+    w.iq = m.take(r * c->index_heads * c->index_dim, b);
+    w.ig = m.take(r * c->index_heads, b);
+    w.u = m.take(r * c->o_groups * c->o_lora, b);
+    w.att = m.take(r * dm, b);
+    w.y = m.take(r * dm, b);
+    w.xc = m.take(r * dm, b);
+    w.xqc = m.take(r * dm, b);
+    w.e = m.take(r * c->engram_rows_per_token * c->engram_dim, b);
+    w.ekv = m.take(r * (c->hc + 1) * dm, b);
+    w.features_q = m.take(r * c->target_count * dm, b);
+    w.main_x = m.take(r * dm, b);
+    w.head = m.take((uint64_t)HEAD_BATCH * c->vocab, b);
+    w.extra = m.take(c->vocab, b);
+    w.row_y = m.take(block * dm, b);
+    w.row_e = m.take(max_u64(1, c->markov_rank), b);
+    w.latents = m.take(r * c->head_dim, b);
+    w.moe.z = m.take(r * experts, b);
+    w.moe.ids = (int32_t *)m.take(r * k, 4);
+    w.moe.weight = m.take(r * k, b);
+    w.moe.a = m.take(MOE_BATCH * (k + 1) * c->moe_dim, b);
+    w.moe.b = m.take(MOE_BATCH * (k + 1) * c->moe_dim, b);
+    w.moe.aq = m.take(MOE_BATCH * (k + 1) * c->moe_dim, b);
+    w.moe.out = m.take(MOE_BATCH * (k + 1) * dm, b);
+    w.argmax = (int32_t *)m.take(r, 4);
+    w.draft_ids = (int32_t *)m.take(block, 4);
+    w.logits = (float *)m.take(max_u64(HEAD_BATCH, block) * c->vocab, 4);
+    w.confidence = (float *)m.take(block, 4);
+    w.freq = (double *)m.take(c->rope_dim, sizeof(double));
+    w.engram = (int64_t *)m.take((uint64_t)CEDAR_ENGRAM_LAYERS_MAX * 3 * CEDAR_ENGRAM_ROWS_MAX, 8);
+    w.layout = (cedar_layout *)m.take(1, sizeof(cedar_layout));
+    w.active = (uint32_t *)m.take(r, 4);
+    w.kept = (uint32_t *)m.take(r, 4);
+    w.logit_rows = (uint32_t *)m.take(r, 4);
+    (void)o;
+}
+
+static void carve_staging(carver &m, staging &h, const cedar_engine_opts &o, uint64_t r, uint64_t pages_per_seq) {
+    h.entries = (dev_entry *)m.take(o.step_seqs, sizeof(dev_entry));
+    h.token = (int32_t *)m.take(r, 4);
+    h.entry = (int32_t *)m.take(r, 4);
+    h.pos = (uint32_t *)m.take(r, 4);
+    h.active = (uint32_t *)m.take(r, 4);
+    h.kept = (uint32_t *)m.take(r, 4);
+    h.first_kept = (uint32_t *)m.take((uint64_t)o.step_seqs + 1, 4);
+    h.logit_rows = (uint32_t *)m.take(r, 4);
+    h.page_table = (int32_t *)m.take((uint64_t)o.step_seqs * pages_per_seq, 4);
+}
+
+static void sizes_of(dev &d, const cedar_config *c, const cedar_engine_opts &o) {
+    memset(&d, 0, sizeof d);
+    d.hidden = c->hidden; d.hc = c->hc; d.head_dim = c->head_dim; d.heads = c->heads; d.rope = c->rope_dim;
+    d.window = c->window; d.q_lora = c->q_lora; d.index_heads = c->index_heads; d.index_dim = c->index_dim;
+    d.topk = c->index_topk; d.cut = c->cut; d.layers = c->layers;
+    d.candidate_blocks = c->candidate_source >= 0 ? c->candidate_blocks : 0;
+    d.candidate_block = c->candidate_block; d.context = (int32_t)o.context_tokens; d.hc_iters = c->hc_iters;
+    d.ngram = c->ngram; d.engram_heads = c->engram_heads; d.engram_rows = c->engram_rows_per_token;
+    d.targets = c->target_count; d.hc_eps = c->hc_eps; d.norm_eps = c->norm_eps;
+    d.pages_per_seq = (int32_t)((o.context_tokens + o.page_tokens - 1) / o.page_tokens);
+    d.real_bytes = o.arith == CEDAR_WIDE ? 8 : 4;
+    d.row_max = rows_of(c, &o);
+}
+
+static uint64_t cuda_workspace_bytes(const cedar_config *c, const cedar_engine_opts *o) {
+    dev d;
+    work w;
+    cedar_layout l;
+    cedar_layout_make(c, o->page_tokens, o->verify_rows, &l);
+    sizes_of(d, c, *o);
+    carver m = { NULL, 0 };
+    carve_rows(m, d, c, *o, l);
+    carve_work(m, w, c, *o, d.row_max, d.real_bytes);
+    return m.used;
+}
+
+/* --- weights -------------------------------------------------------------------------------------------------------------- */
+
+struct upload {
+    cuda_backend *b;
+    carver m;
+    uint32_t count;
+    bool copy;
+};
+
+static cedar_status upload_visit(void *self, const cedar_tensor_info *t, cedar_err *err) {
+    upload *u = (upload *)self;
+    u->count++;
+    uint64_t data = cedar_tensor_data_bytes(t), scale = cedar_tensor_scale_bytes(t);
+    uint8_t *at = (uint8_t *)u->m.take(data, 1), *at_scale = scale ? (uint8_t *)u->m.take(scale, 1) : NULL;
+    if (!u->copy) return CEDAR_OK;
+    dev_weight w = { t->slot->kind, t->slot->rows, t->slot->cols, at, at_scale };
+    u->b->weight[t->slot->index] = w;
+    cedar_status st = check(cudaMemcpy(at, t->slot->data, data, cudaMemcpyHostToDevice), "copying weights", err);
+    if (!st && scale) st = check(cudaMemcpy(at_scale, t->slot->scale, scale, cudaMemcpyHostToDevice), "copying scales", err);
+    return st;
+}
+
+static cedar_status upload_experts(cuda_backend *b, int32_t i, cedar_err *err) {
+    const cedar_block *k = &b->model->blocks[i];
+    size_t n = (size_t)k->expert_count;
+    dev_weight *list = (dev_weight *)cedar_calloc(3 * n, sizeof *list);
+    if (!list) return cedar_fail(err, CEDAR_E_OOM, "no memory for a list of %zu experts", n);
+    for (size_t e = 0; e < n; e++) {
+        list[e] = b->weight[k->experts[e].w1.index];
+        list[n + e] = b->weight[k->experts[e].w2.index];
+        list[2 * n + e] = b->weight[k->experts[e].w3.index];
+    }
+    cedar_status st = check(cudaMalloc(&b->experts[i], 3 * n * sizeof *list), "taking memory for expert lists", err);
+    if (!st) st = check(cudaMemcpy(b->experts[i], list, 3 * n * sizeof *list, cudaMemcpyHostToDevice), "copying expert lists", err);
+    cedar_free(list);
+    return st;
+}
+
+static cedar_status upload_weights(cuda_backend *b, cedar_err *err) {
+    cedar_model *m = (cedar_model *)(uintptr_t)b->model;    /* the visitor hands out slots; nothing is changed */
+    upload u = { b, { NULL, 0 }, 0, false };
+    cedar_status st = cedar_tensors_visit(b->c, m, upload_visit, &u, err);
+    if (st) return st;
+    int32_t blocks = b->c->layers + b->c->stages;
+    b->weight = (dev_weight *)cedar_calloc(u.count, sizeof *b->weight);
+    b->experts = (dev_weight **)cedar_calloc((size_t)blocks, sizeof *b->experts);
+    if (!b->weight || !b->experts) return cedar_fail(err, CEDAR_E_OOM, "no memory for the list of weights");
+    if (cudaMalloc(&b->weights_mem, u.m.used) != cudaSuccess) {
+        size_t left = 0, total = 0;
+        cudaMemGetInfo(&left, &total);
+        return cedar_fail(err, CEDAR_E_BUDGET, "the weights need %.2f GB of device memory, %.2f GB of %.2f GB are free", (double)u.m.used / 1e9,
+                          (double)left / 1e9, (double)total / 1e9);
+    }
+    u.m.base = b->weights_mem;
+    u.m.used = 0;
+    u.copy = true;
+    st = cedar_tensors_visit(b->c, m, upload_visit, &u, err);
+    for (int32_t i = 0; i < blocks && !st; i++) st = upload_experts(b, i, err);
+    return st;
+}
+
+/* --- opening -------------------------------------------------------------------------------------------------------------- */
+
+static void cuda_close(void *self) {
+    cuda_backend *b = (cuda_backend *)self;
+    if (!b) return;
+    if (b->stream) cudaStreamDestroy(b->stream);
+    cudaFree(b->weights_mem);
+    cudaFree(b->memory);
+    if (b->experts)
+        for (int32_t i = 0; i < b->c->layers + b->c->stages; i++) cudaFree(b->experts[i]);
+    cudaFreeHost(b->pinned);
+    cedar_free(b->weight);
+    cedar_free(b->experts);
+    cedar_free(b);
+}
+
+/* Frequencies per pair (spec/model.md 2.3), as the CPU engine makes them. */
+static void frequencies(const cedar_config *c, double *plain, double *yarn) {
+    int dim = c->rope_dim;
+    double t = c->compress_theta, span = 2 * log(t);
+    double d_fast = dim * log(c->yarn_original / (2 * M_PI * c->yarn_beta_fast)) / span;
+    double d_slow = dim * log(c->yarn_original / (2 * M_PI * c->yarn_beta_slow)) / span;
+    double low = fmax(floor(d_fast), 0), high = fmin(ceil(d_slow), dim - 1);
+    for (int i = 0; i < dim / 2; i++) {
+        plain[i] = pow(c->rope_theta, -2.0 * i / dim);
+        double f = pow(t, -2.0 * i / dim), g = (i - low) / fmax(high - low, 0.001);
+        g = g < 0 ? 0 : g > 1 ? 1 : g;
+        yarn[i] = f * (1 - g) + f / c->yarn_factor * g;
+    }
+}
+
+static cedar_status fill_constants(cuda_backend *b, cedar_err *err) {
+    const cedar_config *c = b->c;
+    double freq[8192];
+    if (c->rope_dim > 8192) return cedar_fail(err, CEDAR_E_UNSUPPORTED, "rotary width %d is beyond 8192", c->rope_dim);
+    frequencies(c, freq, freq + c->rope_dim / 2);
+    cedar_status st = check(cudaMemcpy(b->w.freq, freq, (size_t)c->rope_dim * sizeof *freq, cudaMemcpyHostToDevice), "copying constants", err);
+    for (int32_t e = 0; e < c->engram_layer_count && !st; e++) {
+        int64_t *at = b->w.engram + (size_t)e * 3 * CEDAR_ENGRAM_ROWS_MAX;
+        st = check(cudaMemcpy(at, c->engram_mul[e], sizeof c->engram_mul[e], cudaMemcpyHostToDevice), "copying constants", err);
+        if (!st) st = check(cudaMemcpy(at + CEDAR_ENGRAM_ROWS_MAX, c->engram_prime[e], sizeof c->engram_prime[e], cudaMemcpyHostToDevice), "copying constants", err);
+        if (!st) st = check(cudaMemcpy(at + 2 * CEDAR_ENGRAM_ROWS_MAX, c->engram_offset[e], sizeof c->engram_offset[e], cudaMemcpyHostToDevice), "copying constants", err);
+    }
+    if (!st) st = check(cudaMemcpy(b->w.layout, &b->l, sizeof b->l, cudaMemcpyHostToDevice), "copying constants", err);
+    if (!st) st = check(cudaMemcpy(b->d.token_map, b->model->token_map, (size_t)c->vocab * 4, cudaMemcpyHostToDevice), "copying the token map", err);
+    b->d.l = b->w.layout;
+    return st;
+}
+
+static cedar_status take_memory(cuda_backend *b, cedar_err *err) {
+    sizes_of(b->d, b->c, b->o);
+    carver m = { NULL, 0 };
+    carve_state(m, b->d, b->o, b->l);
+    b->state_bytes = m.used;
+    carve_rows(m, b->d, b->c, b->o, b->l);
+    carve_work(m, b->w, b->c, b->o, b->d.row_max, b->d.real_bytes);
+    if (cudaMalloc(&b->memory, m.used) != cudaSuccess) {
+        size_t left = 0, total = 0;
+        cudaMemGetInfo(&left, &total);
+        return cedar_fail(err, CEDAR_E_BUDGET, "KV pages, sequences and workspace need %.2f GB of device memory, %.2f GB of %.2f GB are free; "
+                          "see `cedar plan`", (double)m.used / 1e9, (double)left / 1e9, (double)total / 1e9);
+    }
+    m.base = b->memory;
+    m.used = 0;
+    carve_state(m, b->d, b->o, b->l);
+    carve_rows(m, b->d, b->c, b->o, b->l);
+    carve_work(m, b->w, b->c, b->o, b->d.row_max, b->d.real_bytes);
+    carver p = { NULL, 0 };
+    carve_staging(p, b->h, b->o, b->d.row_max, b->d.pages_per_seq);
+    cedar_status st = check(cudaMallocHost(&b->pinned, p.used), "taking pinned host memory", err);
+    if (st) return st;
+    p.base = b->pinned;
+    p.used = 0;
+    carve_staging(p, b->h, b->o, b->d.row_max, b->d.pages_per_seq);
+    return check(cudaMemset(b->memory, 0x7F, m.used), "filling device memory", err);
+}
+
+static cedar_status cuda_open(const cedar_model *m, const cedar_engine_opts *o, const cedar_layout *l, void **self, cedar_err *err) {
+    int devices = 0;
+    if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) return cedar_fail(err, CEDAR_E_CUDA, "backend \"cuda\" finds no GPU on this machine");
+    cuda_backend *b = (cuda_backend *)cedar_calloc(1, sizeof *b);
+    if (!b) return cedar_fail(err, CEDAR_E_OOM, "no memory for the CUDA backend");
+    b->model = m;
+    b->c = &m->config;
+    b->o = *o;
+    b->l = *l;
+    cedar_status st = check(cudaStreamCreateWithFlags(&b->stream, cudaStreamNonBlocking), "making a stream", err);
+    if (!st) st = upload_weights(b, err);
+    if (!st) st = take_memory(b, err);
+    if (!st) st = fill_constants(b, err);
+    if (!st) st = check(cudaDeviceSynchronize(), "opening", err);
+    if (st) {
+        cuda_close(b);
+        return st;
+    }
+    *self = b;
+    return CEDAR_OK;
+}
+
+/* --- looking inside -------------------------------------------------------------------------------------------------------- */
+
+/* Copies `bytes` from the device after all launches so far; NULL when that fails (the step's own check reports it). */
+static uint8_t *fetch(cuda_backend *b, const void *from, uint64_t bytes) {
+    uint8_t *to = (uint8_t *)malloc(bytes);         /* taps are a debugging path: outside the allocation guard on purpose */
+    if (to && (cudaStreamSynchronize(b->stream) != cudaSuccess || cudaMemcpy(to, from, bytes, cudaMemcpyDeviceToHost) != cudaSuccess)) {
+        free(to);
+        return NULL;
+    }
+    return to;
+}
+
+enum tap_type { TAP_REAL, TAP_BYTES };
+
+/* Calls the tap for the rows of the list. by_row: data lies by row id, else by place. width: elements handed over per row;
+ * ld: elements from one row to the next; unit: bytes of an element as stored. */
+static void tap_rows(cuda_backend *b, cedar_tap_kind kind, int32_t layer, const cedar_step_plan *plan, const uint32_t *list, uint32_t n,
+                     const void *data, bool by_row, uint64_t ld, uint32_t width, tap_type type, uint32_t unit) {
+    if (!b->tap) return;
+    uint8_t *host = fetch(b, data, (uint64_t)(by_row ? b->d.row_max : n) * ld * unit);
+    double *wide_row = (double *)malloc(sizeof(double) * (width ? width : 1));
+    for (uint32_t i = 0; host && wide_row && i < n; i++) {
+        uint32_t row = list[i];
+        const uint8_t *at = host + (uint64_t)(by_row ? row : i) * ld * unit;
+        for (uint32_t k = 0; type == TAP_REAL && k < width; k++) wide_row[k] = unit == 8 ? ((const double *)at)[k] : (double)((const float *)at)[k];
+        b->tap(b->tap_self, kind, layer, plan->entries[b->h.entry[row]].seq, b->h.pos[row], type == TAP_REAL ? (const void *)wide_row : at, width);
+    }
+    free(host);
+    free(wide_row);
+}
+
+/* Scores of rows [first, first + n) of the list, as many as each row sees. */
+static void tap_scores(cuda_backend *b, int32_t layer, const cedar_step_plan *plan, const uint32_t *list, uint32_t first, uint32_t n, int ratio) {
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t visible = (b->h.pos[list[first + i]] + 1) / (uint32_t)ratio;
+        tap_rows(b, CEDAR_TAP_SCORES, layer, plan, list + first + i, 1, (const uint8_t *)b->d.scores + (uint64_t)i * b->d.context * b->d.real_bytes,
+                 false, visible, visible, TAP_REAL, b->d.real_bytes);
+    }
+}
+
+static void tap_pool(cuda_backend *b, int32_t layer, const cedar_step_plan *plan, const uint32_t *list, uint32_t first, uint32_t n, int ratio) {
+    uint8_t *blocks = fetch(b, b->d.pool, (uint64_t)b->d.row_max * b->d.candidate_blocks * 4), *counts = fetch(b, b->d.pool_count, (uint64_t)b->d.row_max * 4);
+    uint8_t *mask = (uint8_t *)malloc((size_t)b->d.context);
+    for (uint32_t i = first; blocks && counts && mask && i < first + n; i++) {
+        uint32_t row = list[i], visible = (b->h.pos[row] + 1) / (uint32_t)ratio;
+        memset(mask, 0, visible);
+        for (int32_t k = 0; k < ((const int32_t *)counts)[row]; k++)
+            for (int32_t j = 0; j < b->d.candidate_block; j++) {
+                uint32_t at = (uint32_t)(((const int32_t *)blocks)[(uint64_t)row * b->d.candidate_blocks + k] * b->d.candidate_block + j);
+                if (at < visible) mask[at] = 1;
+            }
+        b->tap(b->tap_self, CEDAR_TAP_POOL, layer, plan->entries[b->h.entry[row]].seq, b->h.pos[row], mask, visible);
+    }
+    free(blocks);
+    free(counts);
+    free(mask);
+}
+
+/* --- the forward pass ------------------------------------------------------------------------------------------------------ */
+
+template <class A> struct forward {
+    typedef typename A::real real;
+    cuda_backend *b;
+    dev d;
+    const cedar_config *c;
+    cudaStream_t s;
+    const cedar_step_plan *plan;
+    uint32_t n;                         /* rows that run now */
+    const uint32_t *list;               /* their ids, on the host */
+    bool pooled;
+
+    dev_weight W(const cedar_weight &w) const {
+        static const dev_weight none = { CEDAR_W_NONE, 0, 0, NULL, NULL };
+        return w.kind == CEDAR_W_NONE ? none : b->weight[w.index];
+    }
+    dev_rows by_row(void *base, int64_t ld) const { return dev_rows{ base, ld, true }; }
+    dev_rows by_place(void *base, int64_t ld) const { return dev_rows{ base, ld, false }; }
+    void linear(const cedar_weight &w, dev_rows x, void *y, bool round) {
+        launch_linear<A>(d, n, W(w), 0, w.rows, x, by_place(y, w.rows), round, s);
+    }
+    hc_site site(const cedar_weight &fn, const cedar_weight &base, const cedar_weight &scale) const { return hc_site{ W(fn), W(base), W(scale) }; }
+
+    void before(const cedar_block *k, int32_t layer, bool draft) {
+        int kind = c->ratio[layer] > 0;
+        if (!draft && c->engram_at[layer] >= 0) {
+            const int64_t *e = b->w.engram + (size_t)c->engram_at[layer] * 3 * CEDAR_ENGRAM_ROWS_MAX;
+            launch_engram_rows<A>(d, n, 0, e, e + CEDAR_ENGRAM_ROWS_MAX, e + 2 * CEDAR_ENGRAM_ROWS_MAX, c->engram_pad, W(k->engram_embed), b->w.e, s);
+            tap_rows(b, CEDAR_TAP_ENGRAM_ROWS, layer, plan, list, n, d.engram_ids, true, d.engram_rows, (uint32_t)d.engram_rows, TAP_BYTES, 8);
+            linear(k->engram_wkv, by_place(b->w.e, (int64_t)c->engram_rows_per_token * c->engram_dim), b->w.ekv, true);
+            launch_engram_gate<A>(d, n, W(k->engram_q), W(k->engram_k), b->w.ekv, s);
+        }
+        if (!draft && c->is_target[layer]) {
+            int slot = 0;
+            while (c->targets[slot] != layer) slot++;
+            launch_feature<A>(d, n, slot, s);
+        }
+        launch_hc<A>(d, n, site(k->hc_attn_fn, k->hc_attn_base, k->hc_attn_scale), d.pre_attn, s);
+        launch_collapse<A>(d, n, d.pre, W(k->attn_norm), d.x, d.xq, true, s);
+        linear(k->wkv, by_row(d.xq, c->hidden), b->w.kv, true);
+        launch_window_rows<A>(d, n, W(k->kv_norm), b->w.kv, kind, s);
+        if (draft) return;
+        tap_rows(b, CEDAR_TAP_WINDOW, layer, plan, list, n, d.window_rows, true, b->l.ring_row_bytes, b->l.ring_row_bytes, TAP_BYTES, 1);
+        if (!c->is_kv_source[layer]) return;
+        bool group = c->ratio[layer] > 1;
+        linear(k->comp_wkv, by_row(d.x, c->hidden), b->w.kv, false);
+        launch_comp_store<A>(d, n, b->w.kv, 0, !group, s);
+        if (group) {
+            linear(k->comp_wgate, by_row(d.x, c->hidden), b->w.kv, false);
+            launch_comp_store<A>(d, n, b->w.kv, 1, false, s);
+        }
+        groups(k, layer);
+    }
+
+    /* Compressed entries this step completes. */
+    void groups(const cedar_block *k, int32_t layer) {
+        uint32_t ratio = (uint32_t)c->ratio[layer];
+        launch_groups<A>(d, n, b->l.part_of[layer], (int)ratio, W(k->comp_norm), W(k->index_wk), W(k->index_k_norm), b->w.freq + c->rope_dim / 2,
+                         b->tap ? b->w.latents : NULL, s);
+        uint8_t *host = b->tap ? fetch(b, b->w.latents, (uint64_t)n * c->head_dim * sizeof(real)) : NULL;
+        double *row = b->tap ? (double *)malloc((size_t)c->head_dim * sizeof *row) : NULL;
+        for (uint32_t i = 0; host && row && i < n; i++) {
+            uint32_t p = b->h.pos[list[i]];
+            const cedar_plan_entry *e = &plan->entries[b->h.entry[list[i]]];
+            if (p % ratio != ratio - 1 || p < e->write_floor) continue;
+            for (int x = 0; x < c->head_dim; x++) row[x] = (double)((const real *)host)[(uint64_t)i * c->head_dim + x];
+            b->tap(b->tap_self, CEDAR_TAP_LATENT, layer, e->seq, p / ratio, row, (uint32_t)c->head_dim);
+        }
+        free(host);
+        free(row);
+    }
+
+    void select(const cedar_block *k, int32_t layer) {
+        int part = b->l.part_of[c->kv_source_of[layer]], ratio = c->ratio[layer];
+        bool restricted = pooled && layer != c->candidate_source;
+        linear(k->index_wq_b, by_place(b->w.qr, c->q_lora), b->w.iq, true);
+        launch_rope_heads<A>(d, n, b->w.iq, c->index_heads, c->index_dim, 1, 1, s);
+        linear(k->index_weights_proj, by_row(d.x, c->hidden), b->w.ig, true);
+        launch_index_query<A>(d, n, b->w.iq, b->w.ig, s);
+        for (uint32_t first = 0; first < n; first += SCORE_BATCH) {
+            uint32_t count = n - first < SCORE_BATCH ? n - first : SCORE_BATCH;
+            if (b->tap) {
+                launch_scores<A>(d, first, count, b->w.iq, b->w.ig, part, ratio, false, s);
+                tap_scores(b, layer, plan, list, first, count, ratio);
+            }
+            launch_scores<A>(d, first, count, b->w.iq, b->w.ig, part, ratio, restricted, s);
+            if (layer == c->candidate_source) {
+                launch_pool<A>(d, first, count, ratio, s);
+                if (b->tap) tap_pool(b, layer, plan, list, first, count, ratio);
+            }
+            launch_select<A>(d, first, count, ratio, restricted, s);
+        }
+        tap_rows(b, CEDAR_TAP_TOPK, layer, plan, list, n, d.topk_ids, true, d.topk, (uint32_t)d.topk, TAP_BYTES, 4);
+    }
+
+    void query(const cedar_block *k, int kind) {
+        linear(k->wq_a, by_row(d.xq, c->hidden), b->w.qr, true);
+        launch_norm<A>(d, n, W(k->q_norm), b->w.qr, c->q_lora, b->w.qr, s);     /* only its FP8 round trip is used */
+        linear(k->wq_b, by_place(b->w.qr, c->q_lora), b->w.q, true);
+        launch_rope_heads<A>(d, n, b->w.q, c->heads, c->head_dim, kind, 1, s);
+    }
+
+    void output(const cedar_block *k, int kind) {
+        int64_t width = (int64_t)c->heads * c->head_dim, group = width / c->o_groups, u_width = (int64_t)c->o_groups * c->o_lora;
+        launch_rope_heads<A>(d, n, b->w.q, c->heads, c->head_dim, kind, -1, s);
+        if (b->o.wo_a_fp8) launch_quantise<A>(b->w.q, b->w.q, n * width / 32, s);
+        for (int g = 0; g < c->o_groups; g++)
+            launch_linear<A>(d, n, W(k->wo_a), g * (int64_t)c->o_lora, c->o_lora, by_place((real *)b->w.q + g * group, width),
+                             by_place((real *)b->w.u + g * (int64_t)c->o_lora, u_width), true, s);
+        launch_quantise<A>(b->w.u, b->w.u, n * u_width / 32, s);
+        linear(k->wo_b, by_place(b->w.u, u_width), b->w.att, true);
+        launch_expand<A>(d, n, b->w.att, s);
+    }
+
+    void ffn(const cedar_block *k, int32_t layer, bool draft) {
+        launch_hc<A>(d, n, site(k->hc_ffn_fn, k->hc_ffn_base, k->hc_ffn_scale), d.pre, s);
+        launch_collapse<A>(d, n, d.pre_attn, W(k->ffn_norm), b->w.xc, b->w.xqc, false, s);
+        linear(k->gate, by_place(b->w.xc, c->hidden), b->w.moe.z, false);
+        dev_moe m = b->w.moe;
+        size_t experts = (size_t)k->expert_count;
+        m.w1 = b->experts[layer];
+        m.w2 = m.w1 + experts;
+        m.w3 = m.w2 + experts;
+        m.shared1 = W(k->shared.w1);
+        m.shared2 = W(k->shared.w2);
+        m.shared3 = W(k->shared.w3);
+        m.bias = W(k->gate_bias);
+        m.experts = k->expert_count;
+        m.per_token = draft ? c->draft_experts_per_token : c->experts_per_token;
+        m.moe_dim = c->moe_dim;
+        m.route_scale = c->route_scale;
+        m.limit = c->swiglu_limit;
+        for (uint32_t first = 0; first < n; first += MOE_BATCH) {
+            uint32_t count = n - first < MOE_BATCH ? n - first : MOE_BATCH;
+            dev_moe part = m;
+            part.z = (real *)m.z + (uint64_t)first * m.experts;
+            part.ids = m.ids + (uint64_t)first * m.per_token;
+            part.weight = (real *)m.weight + (uint64_t)first * m.per_token;
+            launch_moe<A>(d, count, part, (real *)b->w.xqc + (uint64_t)first * c->hidden, (real *)b->w.y + (uint64_t)first * c->hidden, s);
+        }
+        launch_expand<A>(d, n, b->w.y, s);
+        if (draft || !b->tap) return;
+        uint32_t k_count = (uint32_t)m.per_token, width = (uint32_t)(c->hc * c->hidden);
+        tap_rows(b, CEDAR_TAP_ROUTER_IDS, layer, plan, list, n, m.ids, false, k_count, k_count, TAP_BYTES, 4);
+        tap_rows(b, CEDAR_TAP_ROUTER_W, layer, plan, list, n, m.weight, false, k_count, k_count, TAP_REAL, sizeof(real));
+        tap_rows(b, CEDAR_TAP_H, layer, plan, list, n, d.h, true, width, width, TAP_REAL, sizeof(real));
+        tap_rows(b, CEDAR_TAP_PRE, layer, plan, list, n, d.pre, true, (uint64_t)c->hc, (uint32_t)c->hc, TAP_REAL, sizeof(real));
+    }
+
+    void keep() {
+        d.active = b->w.kept;
+        list = b->h.kept;
+        n = plan->kept;
+    }
+
+    void inject(int32_t layer) {
+        uint64_t width = (uint64_t)c->hc * c->hidden;
+        double *h = (double *)malloc(width * sizeof *h), pre[CEDAR_HC_MAX];
+        real *row_h = (real *)malloc(width * sizeof *row_h), row_pre[CEDAR_HC_MAX];
+        cudaStreamSynchronize(s);
+        for (uint32_t i = 0; h && row_h && i < n; i++) {
+            uint32_t row = list[i];
+            if (!b->inject(b->inject_self, layer, plan->entries[b->h.entry[row]].seq, b->h.pos[row], h, pre)) continue;
+            for (uint64_t k = 0; k < width; k++) row_h[k] = (real)h[k];
+            for (int k = 0; k < c->hc; k++) row_pre[k] = (real)pre[k];
+            cudaMemcpy((real *)d.h + row * width, row_h, width * sizeof(real), cudaMemcpyHostToDevice);
+            cudaMemcpy((real *)d.pre + (uint64_t)row * c->hc, row_pre, (size_t)c->hc * sizeof(real), cudaMemcpyHostToDevice);
+        }
+        free(h);
+        free(row_h);
+    }
+
+    void layer_step(int32_t layer) {
+        const cedar_block *k = &b->model->blocks[layer];
+        int kind = c->ratio[layer] > 0, lo = layer < c->cut ? 0 : layer == c->cut ? 1 : 2;
+        bool at_cut = layer == c->cut && plan->trimmed;
+        if (b->inject && layer > 0) inject(layer);
+        before(k, layer, false);
+        if (at_cut && plan->cut != CEDAR_CUT_AFTER) keep();
+        query(k, kind);
+        if (c->is_index_source[layer]) select(k, layer);
+        launch_attention<A>(d, n, layer, c->kv_source_of[layer] >= 0 && kind ? b->l.part_of[c->kv_source_of[layer]] : -1, lo, b->w.q, W(k->attn_sink), s);
+        output(k, kind);
+        ffn(k, layer, false);
+        if (at_cut && plan->cut == CEDAR_CUT_AFTER) keep();
+        if (layer == c->candidate_source) pooled = true;
+        launch_commit_windows(d, plan->entry_count, layer, lo, s);
+        if (c->is_kv_source[layer] && b->l.open_slots[b->l.part_of[layer]]) launch_commit_open<A>(d, plan->entry_count, b->l.part_of[layer], s);
+    }
+
+    void rings() {
+        launch_quantise<A>(d.features, b->w.features_q, (int64_t)plan->rows * c->target_count * c->hidden / 32, s);
+        linear(b->model->main_proj, by_row(b->w.features_q, (int64_t)c->target_count * c->hidden), b->w.main_x, true);
+        launch_norm<A>(d, n, W(b->model->main_norm), b->w.main_x, c->hidden, b->w.main_x, s);
+        for (int32_t stage = 0; stage < c->stages; stage++) {
+            const cedar_block *k = &b->model->blocks[c->layers + stage];
+            linear(k->wkv, by_place(b->w.main_x, c->hidden), b->w.kv, true);
+            launch_window_rows<A>(d, n, W(k->kv_norm), b->w.kv, 0, s);
+            tap_rows(b, CEDAR_TAP_RING, stage, plan, list, n, d.window_rows, true, b->l.ring_row_bytes, b->l.ring_row_bytes, TAP_BYTES, 1);
+            launch_commit_ring<A>(d, n, (uint32_t)(c->layers + stage), s);
+        }
+    }
+
+    cedar_status logits(cedar_step_out *out, cedar_err *err) {
+        cedar_status st = CEDAR_OK;
+        uint32_t *all = b->w.logit_rows;
+        for (uint32_t first = 0; first < plan->logits && !st; first += HEAD_BATCH) {
+            n = plan->logits - first < HEAD_BATCH ? plan->logits - first : HEAD_BATCH;
+            d.active = all + first;
+            launch_collapse<A>(d, n, d.pre, W(b->model->norm), b->w.xc, NULL, false, s);
+            linear(b->model->head, by_place(b->w.xc, c->hidden), b->w.head, false);
+            launch_logits<A>(d, n, b->w.head, out->logits ? b->w.logits : NULL, b->w.argmax + first, c->vocab, s);
+            if (out->logits)
+                st = check(cudaMemcpyAsync(out->logits + (uint64_t)first * c->vocab, b->w.logits, (uint64_t)n * c->vocab * 4, cudaMemcpyDeviceToHost, s),
+                           "reading logits", err);
+        }
+        if (!st && out->argmax)
+            st = check(cudaMemcpyAsync(out->argmax, b->w.argmax, (uint64_t)plan->logits * 4, cudaMemcpyDeviceToHost, s), "reading tokens", err);
+        return st;
+    }
+
+    void stage_inputs(const cedar_seq_state *seqs) {
+        staging &h = b->h;
+        uint32_t row = 0, wanted = 0;
+        for (uint32_t i = 0; i < plan->entry_count; i++) {
+            const cedar_plan_entry *e = &plan->entries[i];
+            dev_entry v = { e->seq, e->pos, e->rows, row, e->write_floor, { e->bounds.lo_encoder, e->bounds.lo_cut, e->bounds.lo_late }, { 0 } };
+            for (uint32_t k = 0; k < CEDAR_NGRAM_MAX; k++) v.history[k] = k < e->pos ? seqs[e->seq].tokens[e->pos - 1 - k] : -1;
+            h.entries[i] = v;
+            for (uint32_t k = 0; k < e->rows; k++, row++) {
+                h.token[row] = e->tokens[k];
+                h.entry[row] = (int32_t)i;
+                h.pos[row] = e->pos + k;
+                h.active[row] = row;
+                if (k >= e->rows - e->logits) h.logit_rows[wanted++] = row;
+            }
+            memcpy(h.page_table + (uint64_t)i * d.pages_per_seq, seqs[e->seq].pages, seqs[e->seq].page_count * 4);
+            cudaMemcpyAsync(d.page_table + (uint64_t)e->seq * d.pages_per_seq, h.page_table + (uint64_t)i * d.pages_per_seq,
+                            seqs[e->seq].page_count * 4, cudaMemcpyHostToDevice, s);
+        }
+        cedar_plan_kept_rows(plan, h.kept, h.first_kept);
+        cudaMemcpyAsync(d.entries, h.entries, plan->entry_count * sizeof(dev_entry), cudaMemcpyHostToDevice, s);
+        cudaMemcpyAsync(d.row_token, h.token, row * 4, cudaMemcpyHostToDevice, s);
+        cudaMemcpyAsync(d.row_entry, h.entry, row * 4, cudaMemcpyHostToDevice, s);
+        cudaMemcpyAsync(d.row_pos, h.pos, row * 4, cudaMemcpyHostToDevice, s);
+        cudaMemcpyAsync(b->w.active, h.active, row * 4, cudaMemcpyHostToDevice, s);
+        cudaMemcpyAsync(b->w.kept, h.kept, plan->kept * 4, cudaMemcpyHostToDevice, s);
+        cudaMemcpyAsync(b->w.logit_rows, h.logit_rows, wanted * 4, cudaMemcpyHostToDevice, s);
+    }
+
+    static cedar_status step(cuda_backend *b, const cedar_step_plan *plan, const cedar_seq_state *seqs, cedar_step_out *out, cedar_err *err) {
+        forward f = { b, b->d, b->c, b->stream, plan, plan->rows, b->h.active, false };
+        f.stage_inputs(seqs);
+        f.d.active = b->w.active;
+        launch_begin<A>(f.d, f.n, b->w.freq, f.s);
+        launch_embed<A>(f.d, f.n, f.W(b->model->embed), f.s);
+        for (int32_t layer = 0; layer < f.c->layers; layer++) f.layer_step(layer);
+        if (f.c->stages) f.rings();
+        cedar_status st = CEDAR_OK;
+        if (out->logits || out->argmax) st = f.logits(out, err);
+        if (!st) st = check(cudaStreamSynchronize(f.s), "a step", err);
+        return st ? st : check(cudaGetLastError(), "a launch in a step", err);
+    }
+
+    static cedar_status draft(cuda_backend *b, cedar_draft_item *it, const cedar_seq_state *seqs, cedar_err *err) {
+        forward f = { b, b->d, b->c, b->stream, NULL, (uint32_t)b->c->draft_block, b->h.active, false };
+        const cedar_config *c = b->c;
+        const cedar_model *m = b->model;
+        const cedar_seq_state *q = &seqs[it->seq];
+        uint32_t w = (uint32_t)c->window, lo = q->pos > w ? q->pos - w : 0;
+        if (lo < q->bounds.lo_late) lo = q->bounds.lo_late;
+        for (uint32_t r = 0; r < f.n; r++) {
+            b->h.token[r] = r == 0 ? it->token : c->draft_noise;
+            b->h.pos[r] = q->pos + r;
+            b->h.active[r] = r;
+        }
+        f.d.active = b->w.active;
+        cudaMemcpyAsync(f.d.row_token, b->h.token, f.n * 4, cudaMemcpyHostToDevice, f.s);
+        cudaMemcpyAsync(f.d.row_pos, b->h.pos, f.n * 4, cudaMemcpyHostToDevice, f.s);
+        cudaMemcpyAsync(b->w.active, b->h.active, f.n * 4, cudaMemcpyHostToDevice, f.s);
+        launch_begin<A>(f.d, f.n, b->w.freq, f.s);
+        launch_embed<A>(f.d, f.n, f.W(m->embed), f.s);
+        for (int32_t stage = 0; stage < c->stages; stage++) {
+            int32_t layer = c->layers + stage;
+            const cedar_block *k = &m->blocks[layer];
+            f.before(k, layer, true);
+            f.query(k, 0);
+            launch_draft_attention<A>(f.d, f.n, it->seq, lo, q->pos, layer, b->w.q, f.W(k->attn_sink), f.s);
+            f.output(k, 0);
+            f.ffn(k, layer, true);
+        }
+        const dev_weight none = { CEDAR_W_NONE, 0, 0, NULL, NULL };
+        launch_collapse<A>(f.d, f.n, f.d.pre, none, b->w.row_y, NULL, false, f.s);
+        launch_collapse<A>(f.d, f.n, f.d.pre, f.W(m->draft_norm), b->w.xc, NULL, false, f.s);
+        uint32_t block = f.n;
+        f.n = 1;
+        for (uint32_t k = 0; k < block; k++) {
+            bool own = k > 0 && !it->forced;
+            launch_row<A>(f.d, f.W(m->markov_embed), own ? b->w.draft_ids + k - 1 : NULL, k == 0 ? it->token : it->forced ? it->forced[k - 1] : 0, b->w.row_e, f.s);
+            f.linear(m->head, f.by_place((real *)b->w.xc + (uint64_t)k * c->hidden, c->hidden), b->w.head, false);
+            f.linear(m->markov_head, f.by_place(b->w.row_e, c->markov_rank), b->w.extra, false);
+            launch_markov<A>(f.d, c->vocab, b->w.head, b->w.extra, b->w.logits + (uint64_t)k * c->vocab, b->w.draft_ids + k, f.s);
+            launch_confidence<A>(f.d, f.W(m->confidence), (real *)b->w.row_y + (uint64_t)k * c->hidden, b->w.row_e, c->markov_rank, b->w.confidence + k, f.s);
+        }
+        cedar_status st = check(cudaMemcpyAsync(it->ids, b->w.draft_ids, block * 4, cudaMemcpyDeviceToHost, f.s), "reading drafts", err);
+        if (!st && it->logits) st = check(cudaMemcpyAsync(it->logits, b->w.logits, (uint64_t)block * c->vocab * 4, cudaMemcpyDeviceToHost, f.s), "reading drafts", err);
+        if (!st && it->confidence) st = check(cudaMemcpyAsync(it->confidence, b->w.confidence, block * 4, cudaMemcpyDeviceToHost, f.s), "reading drafts", err);
+        if (!st) st = check(cudaStreamSynchronize(f.s), "a draft", err);
+        return st ? st : check(cudaGetLastError(), "a launch in a draft", err);
+    }
+};
+
+static cedar_status cuda_step(void *self, const cedar_step_plan *plan, const cedar_seq_state *seqs, cedar_step_out *out, cedar_err *err) {
+    cuda_backend *b = (cuda_backend *)self;
+    switch (b->o.arith) {
+    case CEDAR_WIDE: return forward<wide>::step(b, plan, seqs, out, err);
+    case CEDAR_F32: return forward<f32>::step(b, plan, seqs, out, err);
+    default: return forward<bf16>::step(b, plan, seqs, out, err);
+    }
+}
+
+static cedar_status cuda_draft(void *self, cedar_draft_item *items, uint32_t count, const cedar_seq_state *seqs, cedar_err *err) {
+    cuda_backend *b = (cuda_backend *)self;
+    cedar_status st = CEDAR_OK;
+    for (uint32_t i = 0; i < count && !st; i++)
+        st = b->o.arith == CEDAR_WIDE ? forward<wide>::draft(b, &items[i], seqs, err)
+             : b->o.arith == CEDAR_F32 ? forward<f32>::draft(b, &items[i], seqs, err) : forward<bf16>::draft(b, &items[i], seqs, err);
+    return st;
+}
+
+/* --- state ------------------------------------------------------------------------------------------------------------------- */
+
+/* Between steps: plain copies; an error shows in the next step's check, since CUDA errors stick. */
+static void cuda_seq_reset(void *self, int32_t seq) {
+    cuda_backend *b = (cuda_backend *)self;
+    cudaMemset(b->d.rings + (uint64_t)seq * b->l.ring_bytes, 0x7F, b->l.ring_bytes);
+    uint64_t bytes = b->l.open_reals * b->d.real_bytes;
+    if (bytes) cudaMemset(b->d.open + (uint64_t)seq * bytes, 0xFF, bytes);     /* all ones is a NaN in both widths */
+}
+
+static void cuda_page_copy(void *self, int32_t to, int32_t from) {
+    cuda_backend *b = (cuda_backend *)self;
+    cudaMemcpy(b->d.pages + (uint64_t)to * b->l.page_bytes, b->d.pages + (uint64_t)from * b->l.page_bytes, b->l.page_bytes, cudaMemcpyDeviceToDevice);
+}
+
+static uint64_t cuda_snap_bytes(const void *self) {
+    const cuda_backend *b = (const cuda_backend *)self;
+    return (uint64_t)b->l.ring_count * (uint32_t)b->c->window * b->l.ring_row_bytes + b->l.open_reals * b->d.real_bytes;
+}
+
+/* Rows [pos - W, pos) of every ring lie at position modulo W in the buffer, then the open groups. */
+static void snap_copy(const cuda_backend *b, int32_t seq, uint32_t pos, uint8_t *buf, bool save) {
+    uint32_t w = (uint32_t)b->c->window, lo = pos > w ? pos - w : 0, bytes = b->l.ring_row_bytes;
+    for (uint32_t ring = 0; ring < b->l.ring_count; ring++)
+        for (uint32_t p = lo; p < pos;) {
+            uint32_t run = pos - p, slot = p % b->l.ring_slots, at = p % w;     /* up to where either ring wraps */
+            if (run > b->l.ring_slots - slot) run = b->l.ring_slots - slot;
+            if (run > w - at) run = w - at;
+            uint8_t *dev_row = b->d.rings + (uint64_t)seq * b->l.ring_bytes + ((uint64_t)ring * b->l.ring_slots + slot) * bytes;
+            uint8_t *host_row = buf + ((uint64_t)ring * w + at) * bytes;
+            if (save) cudaMemcpy(host_row, dev_row, (size_t)run * bytes, cudaMemcpyDeviceToHost);
+            else cudaMemcpy(dev_row, host_row, (size_t)run * bytes, cudaMemcpyHostToDevice);
+            p += run;
+        }
+    uint64_t open_bytes = b->l.open_reals * b->d.real_bytes;
+    uint8_t *dev_open_at = b->d.open + (uint64_t)seq * open_bytes, *host_open = buf + (uint64_t)b->l.ring_count * w * bytes;
+    if (open_bytes && save) cudaMemcpy(host_open, dev_open_at, open_bytes, cudaMemcpyDeviceToHost);
+    else if (open_bytes) cudaMemcpy(dev_open_at, host_open, open_bytes, cudaMemcpyHostToDevice);
+}
+
+static void cuda_snap_save(const void *self, int32_t seq, uint32_t pos, uint8_t *buf) { snap_copy((const cuda_backend *)self, seq, pos, buf, true); }
+static void cuda_snap_load(void *self, int32_t seq, uint32_t pos, const uint8_t *buf) { snap_copy((const cuda_backend *)self, seq, pos, (uint8_t *)(uintptr_t)buf, false); }
+
+static void cuda_tap(void *self, cedar_tap_fn fn, void *tap_self) {
+    cuda_backend *b = (cuda_backend *)self;
+    b->tap = fn;
+    b->tap_self = tap_self;
+}
+
+static void cuda_inject(void *self, cedar_inject_fn fn, void *inject_self) {
+    cuda_backend *b = (cuda_backend *)self;
+    b->inject = fn;
+    b->inject_self = inject_self;
+}
+
+static void cuda_read_entry(const void *self, int32_t page, int32_t part, uint32_t entry, uint8_t *kv, uint8_t *index) {
+    const cuda_backend *b = (const cuda_backend *)self;
+    const cedar_page_part *p = &b->l.part[part];
+    const uint8_t *at = b->d.pages + (uint64_t)page * b->l.page_bytes;
+    if (kv) {
+        cudaMemcpy(kv, at + p->kv_codes + (uint64_t)entry * b->l.kv_code_bytes, b->l.kv_code_bytes, cudaMemcpyDeviceToHost);
+        cudaMemcpy(kv + b->l.kv_code_bytes, at + p->kv_scales + (uint64_t)entry * b->l.kv_scale_bytes, b->l.kv_scale_bytes, cudaMemcpyDeviceToHost);
+    }
+    if (index) {
+        cudaMemcpy(index, at + p->index_codes + (uint64_t)entry * b->l.index_code_bytes, b->l.index_code_bytes, cudaMemcpyDeviceToHost);
+        cudaMemcpy(index + b->l.index_code_bytes, at + p->index_scales + (uint64_t)entry * b->l.index_scale_bytes, b->l.index_scale_bytes, cudaMemcpyDeviceToHost);
+    }
+}
+
+static void cuda_read_open(const void *self, int32_t seq, int32_t part, uint32_t pos, double *kvf, double *score) {
+    const cuda_backend *b = (const cuda_backend *)self;
+    uint64_t first = b->l.open_first[part] + (uint64_t)(pos % b->l.open_slots[part]) * 2 * (uint32_t)b->c->head_dim;
+    const uint8_t *at = b->d.open + ((uint64_t)seq * b->l.open_reals + first) * b->d.real_bytes;
+    for (int32_t k = 0; k < 2 * b->c->head_dim; k++) {
+        double v = 0;
+        float f = 0;
+        if (b->d.real_bytes == 8) {
+            cudaMemcpy(&v, at + 8 * k, 8, cudaMemcpyDeviceToHost);
+        } else {
+            cudaMemcpy(&f, at + 4 * k, 4, cudaMemcpyDeviceToHost);
+            v = (double)f;
+        }
+        if (k < b->c->head_dim) kvf[k] = v;
+        else score[k - b->c->head_dim] = v;
+    }
+}
+
+static void cuda_poison(void *self, int32_t seq, uint32_t ring, uint32_t lo, uint32_t hi) {
+    cuda_backend *b = (cuda_backend *)self;
+    for (uint32_t slot = 0; slot < b->l.ring_slots; slot++) {
+        bool live = false;
+        for (uint32_t p = lo; p < hi && !live; p++) live = p % b->l.ring_slots == slot;
+        if (!live)
+            cudaMemset(b->d.rings + (uint64_t)seq * b->l.ring_bytes + ((uint64_t)ring * b->l.ring_slots + slot) * b->l.ring_row_bytes, 0x7F,
+                       b->l.ring_row_bytes);
+    }
+}
+
+extern "C" bool cedar_cuda_present(void) {
+    int devices = 0;
+    return cudaGetDeviceCount(&devices) == cudaSuccess && devices > 0;
+}
+
+extern "C" const cedar_backend cedar_backend_cuda = {
+    "cuda", cuda_workspace_bytes, cuda_open, cuda_close, cuda_seq_reset, cuda_page_copy, cuda_step, cuda_draft, cuda_snap_bytes,
+    cuda_snap_save, cuda_snap_load, cuda_tap, cuda_inject, cuda_read_entry, cuda_read_open, cuda_poison,
+};

@@ -1,0 +1,179 @@
+/* Private to engine/cuda: device types, arithmetics, number formats, and the state that kernels see.
+ *
+ * Ownership   The backend (backend.cu) owns all device memory, taken once in open. Kernels get a `dev` by value.
+ * Class       Every kernel here is D1: an output depends on its row's inputs alone, and each sum has one fixed order. No
+ *             float atomics. */
+#ifndef CEDAR_ENGINE_CUDA_INT_CUH
+#define CEDAR_ENGINE_CUDA_INT_CUH
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+#include <stdint.h>
+
+extern "C" {
+#include "engine/backend.h"
+#include "engine/quant.h"
+}
+
+/* --- arithmetics (as engine/cpu/arith.h) ------------------------------------------------------------------------------ */
+
+struct wide {
+    typedef double real;
+    static __device__ real rb(real x) { return x; }
+};
+struct f32 {
+    typedef float real;
+    static __device__ real rb(real x) { return x; }
+};
+struct bf16 {
+    typedef float real;
+    static __device__ real rb(real x) { return __bfloat162float(__float2bfloat16_rn(x)); }
+};
+
+static __device__ inline double real_exp(double x) { return exp(x); }
+static __device__ inline float real_exp(float x) { return expf(x); }
+static __device__ inline double real_log1p(double x) { return log1p(x); }
+static __device__ inline float real_log1p(float x) { return log1pf(x); }
+static __device__ inline double real_sqrt(double x) { return sqrt(x); }
+static __device__ inline float real_sqrt(float x) { return sqrtf(x); }
+template <class R> static __device__ inline R sigmoid(R x) { return 1 / (1 + real_exp(-x)); }
+
+/* --- number formats (engine/quant.h on the device) ---------------------------------------------------------------------- */
+
+static __device__ inline double e4m3_value(uint8_t c) {
+    int e = c >> 3 & 15, m = c & 7;
+    if ((c & 127) == 127) return __longlong_as_double(0x7ff8000000000000ll);
+    double v = e ? ldexp(1.0 + m / 8.0, e - 7) : ldexp((double)m, -9);
+    return c & 128 ? -v : v;
+}
+
+static __device__ inline double e2m1_value(uint8_t c) {
+    int e = c >> 1 & 3, m = c & 1;
+    double v = e ? ldexp(1.0 + m / 2.0, e - 1) : m / 2.0;
+    return c & 8 ? -v : v;
+}
+
+static __device__ inline double ue8m0_value(uint8_t b) {
+    return b == 255 ? __longlong_as_double(0x7ff8000000000000ll) : __longlong_as_double((long long)(b - 127 + 1023) << 52);
+}
+
+static __device__ inline uint8_t e4m3_encode(double x) {
+    if (x != x) return 0x7F;
+    unsigned long long u = (unsigned long long)__double_as_longlong(x);
+    uint8_t sign = (uint8_t)(u >> 63 << 7);
+    double a = fabs(x);
+    if (a >= 448) return sign | 0x7E;
+    if (a < 0x1p-6) return sign | (uint8_t)rint(a * 512);
+    u = (unsigned long long)__double_as_longlong(a);
+    u = (u + ((1ull << 48) - 1) + ((u >> 49) & 1)) >> 49;
+    return sign | (uint8_t)(u - ((unsigned long long)(1023 - 7) << 3));
+}
+
+static __device__ inline uint8_t e2m1_encode(double x, double s) {
+    double a = fabs(x);
+    int c = (a > .25 * s) + (a >= .75 * s) + (a > 1.25 * s) + (a >= 1.75 * s) + (a > 2.5 * s) + (a >= 3.5 * s) + (a > 5 * s);
+    if (x != x) c = 7;
+    return (uint8_t)(c | (signbit(x) ? 8 : 0));
+}
+
+static __device__ inline uint8_t pow2_ceil_byte(double amax, float inverse_max) {
+    uint32_t u = __float_as_uint(__fmul_rn((float)amax, inverse_max));
+    return (uint8_t)((u >> 23) + ((u & 0x7fffffu) != 0));
+}
+
+/* Largest magnitude over the 2^k lanes of an aligned group; NaN counts as 0. */
+template <int LANES> static __device__ inline double group_max(double a) {
+    a = a == a ? fabs(a) : 0;
+    for (int o = LANES / 2; o; o /= 2) a = fmax(a, __shfl_xor_sync(0xffffffffu, a, o));
+    return a;
+}
+
+static __device__ inline uint8_t fp8q32_scale(double x) { return pow2_ceil_byte(fmax(group_max<32>(x), (double)1e-4f), 1.0f / 448); }
+
+/* --- weights ------------------------------------------------------------------------------------------------------------- */
+
+struct dev_weight {
+    int kind;                   /* cedar_weight_kind */
+    int64_t rows, cols;
+    const uint8_t *data, *scale;
+};
+
+/* Element [row, col] of a stored weight. */
+static __device__ inline double weight_at(const dev_weight &w, int64_t row, int64_t col) {
+    switch (w.kind) {
+    case CEDAR_W_TILES: return e4m3_value(w.data[row * w.cols + col]) * ue8m0_value(w.scale[row / 32 * ((w.cols + 31) / 32) + col / 32]);
+    case CEDAR_W_ROWS: return e4m3_value(w.data[row * w.cols + col]) * ue8m0_value(w.scale[row * (w.cols / 32) + col / 32]);
+    case CEDAR_W_FP4: {
+        uint8_t b = w.data[(row * w.cols + col) / 2];
+        return e2m1_value(col & 1 ? b >> 4 : b & 15) * ue8m0_value(w.scale[row * (w.cols / 32) + col / 32]);
+    }
+    case CEDAR_W_BF16: return (double)__uint_as_float((uint32_t)((const uint16_t *)w.data)[row * w.cols + col] << 16);
+    default: return (double)((const float *)w.data)[row * w.cols + col];
+    }
+}
+
+/* --- what kernels see ------------------------------------------------------------------------------------------------------ */
+
+struct dev_entry {
+    int32_t seq;
+    uint32_t pos, rows, first_row, write_floor;
+    uint32_t lo[3];             /* encoder, cut, late */
+    int32_t history[CEDAR_NGRAM_MAX];   /* raw tokens at pos-1, pos-2, ...; -1 before the start */
+};
+
+/* Sizes and pointers; passed by value. Reals of the arithmetic are behind void pointers. */
+struct dev {
+    int32_t hidden, hc, head_dim, heads, rope, window, q_lora, index_heads, index_dim, topk, cut, layers;
+    int32_t candidate_blocks, candidate_block, context, pages_per_seq, hc_iters, ngram, engram_heads, engram_rows, targets;
+    double hc_eps, norm_eps;
+    const cedar_layout *l;      /* on the device */
+    uint32_t real_bytes;
+    uint8_t *pages, *rings, *open;
+    int32_t *page_table;        /* [seq_count, pages_per_seq] */
+    dev_entry *entries;
+    int32_t *row_token, *row_entry;
+    uint32_t *row_pos;
+    uint32_t *active;           /* rows that run now */
+    int32_t *token_map;
+    void *h, *pre, *pre_attn, *post, *comb, *mixes, *x, *xq, *table;   /* table [2, R, rope] cos, sin per pair */
+    uint32_t row_max;
+    uint8_t *window_rows;       /* [R, ring_row_bytes] */
+    void *comp;                 /* [R, 2, head_dim] */
+    int32_t *topk_ids;          /* [R, topk] */
+    int32_t *pool, *pool_count; /* [R, candidate_blocks], [R] */
+    void *scores;               /* [score rows, context] */
+    void *block_scores;
+    void *features;             /* [R, targets, hidden] */
+    int64_t *engram_ids;        /* [R, engram_rows] */
+};
+
+static __device__ inline uint8_t *dev_page(const dev &d, int32_t seq, uint32_t page) {
+    return d.pages + (uint64_t)d.page_table[(uint64_t)seq * d.pages_per_seq + page] * d.l->page_bytes;
+}
+
+static __device__ inline uint8_t *dev_ring(const dev &d, int32_t seq, uint32_t ring, uint32_t pos) {
+    return d.rings + (uint64_t)seq * d.l->ring_bytes + ((uint64_t)ring * d.l->ring_slots + pos % d.l->ring_slots) * d.l->ring_row_bytes;
+}
+
+static __device__ inline uint8_t *dev_open(const dev &d, int32_t seq, int part, uint32_t pos) {
+    return d.open + ((uint64_t)seq * d.l->open_reals + d.l->open_first[part] + (uint64_t)(pos % d.l->open_slots[part]) * 2 * d.head_dim) * d.real_bytes;
+}
+
+/* Sum over a block's threads in one fixed order: pairs within a warp, then warps in turn. Everyone gets it. */
+template <class R> static __device__ inline R block_sum(R v) {
+    __shared__ R part[33];
+    for (int o = 16; o; o /= 2) v += __shfl_down_sync(0xffffffffu, v, o);
+    __syncthreads();
+    if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = v;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        R s = 0;
+        for (unsigned w = 0; w < (blockDim.x + 31) / 32; w++) s += part[w];
+        part[32] = s;
+    }
+    __syncthreads();
+    return part[32];
+}
+
+#endif

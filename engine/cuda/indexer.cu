@@ -1,0 +1,196 @@
+/* Indexer: quantised queries, scores, exact top-k with one tie rule, candidate pools (spec/model.md 2.7). */
+#include "engine/cuda/ops.cuh"
+
+/* iq [place, heads, dim] rotated -> its FP4Q32 values; g scaled. One warp per (row, head) and block of 32. */
+template <class A> static __global__ void query_kernel(dev d, void *iq, void *g, typename A::real factor) {
+    typedef typename A::real real;
+    int blocks = d.index_heads * d.index_dim / 32, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    for (int b = warp; b < blocks; b += blockDim.x / 32) {
+        real *x = (real *)iq + (uint64_t)blockIdx.x * d.index_heads * d.index_dim + b * 32 + lane;
+        double s = ue8m0_value(pow2_ceil_byte(fmax(group_max<32>((double)*x), 6 * 0x1p-126), 1.0f / 6));
+        *x = (real)(e2m1_value(e2m1_encode((double)*x, s)) * s);
+    }
+    if (threadIdx.x < d.index_heads) ((real *)g)[(uint64_t)blockIdx.x * d.index_heads + threadIdx.x] *= factor;
+}
+
+template <class A> void launch_index_query(const dev &d, uint32_t n, void *iq, void *g, cudaStream_t s) {
+    query_kernel<A><<<n, 128, 0, s>>>(d, iq, g, (typename A::real)(pow((double)d.index_dim, -0.5) * pow((double)d.index_heads, -0.5)));
+}
+
+/* Entry number `n` of the row's list: n itself, or inside its pool; -1 past the end. */
+static __device__ int64_t entry_at(const dev &d, uint32_t row, int64_t n, int64_t visible, bool pooled) {
+    int64_t j = n;
+    if (pooled) {
+        int64_t b = n / d.candidate_block;
+        if (b >= d.pool_count[row]) return -1;
+        j = (int64_t)d.pool[(uint64_t)row * d.candidate_blocks + b] * d.candidate_block + n % d.candidate_block;
+    }
+    return j < visible ? j : -1;
+}
+
+/* Scores of the rows [first, first + gridDim.y) of the list; scores [row in batch, context]. */
+template <class A> static __global__ void scores_kernel(dev d, uint32_t first, const void *iq_in, const void *g_in, int part, int ratio, bool pooled,
+                                                        int64_t count_max) {
+    typedef typename A::real real;
+    uint32_t i = first + blockIdx.y, row = d.active[i];
+    const dev_entry &e = d.entries[d.row_entry[row]];
+    const cedar_page_part &p = d.l->part[part];
+    int64_t n = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, visible = (d.row_pos[row] + 1) / ratio;
+    int64_t j = n < count_max ? entry_at(d, row, n, visible, pooled) : -1;
+    if (n >= count_max) return;
+    real sum = -INFINITY;
+    if (j >= 0) {
+        const uint8_t *page = dev_page(d, e.seq, (uint32_t)(j / p.entries));
+        const uint8_t *code = page + p.index_codes + (uint64_t)(j % p.entries) * d.l->index_code_bytes;
+        const uint8_t *scale = page + p.index_scales + (uint64_t)(j % p.entries) * d.l->index_scale_bytes;
+        const real *iq = (const real *)iq_in + (uint64_t)i * d.index_heads * d.index_dim, *g = (const real *)g_in + (uint64_t)i * d.index_heads;
+        sum = 0;
+        for (int h = 0; h < d.index_heads; h++) {
+            double dot = 0;
+            for (int k = 0; k < d.index_dim; k++) {
+                uint8_t b = code[k / 2];
+                dot += (double)iq[h * d.index_dim + k] * (e2m1_value(k & 1 ? b >> 4 : b & 15) * ue8m0_value(scale[k / 32]));
+            }
+            real v = (real)dot;
+            sum += g[h] * (v > 0 ? v : 0);
+        }
+    }
+    ((real *)d.scores)[(uint64_t)blockIdx.y * d.context + n] = sum;
+}
+
+static int64_t list_max(const dev &d, bool pooled) { return pooled ? (int64_t)d.candidate_blocks * d.candidate_block : d.context; }
+
+template <class A> void launch_scores(const dev &d, uint32_t first, uint32_t n, const void *iq, const void *g, int part, int ratio,
+                                      bool pooled, cudaStream_t s) {
+    int64_t count = list_max(d, pooled);
+    if (count > d.context) count = d.context;
+    scores_kernel<A><<<dim3((unsigned)((count + 127) / 128), n), 128, 0, s>>>(d, first, iq, g, part, ratio, pooled, count);
+}
+
+/* --- exact selection ------------------------------------------------------------------------------------------------------- */
+
+/* Monotone integer key of a score: larger score, larger key; -0 equals +0; -inf and NaN give 0, which is never picked. */
+static __device__ unsigned long long key_of(double s) {
+    if (!(s > -INFINITY)) return 0;
+    if (s == 0) s = 0.0;
+    unsigned long long u = (unsigned long long)__double_as_longlong(s + 0.0);
+    return u >> 63 ? ~u : u | 0x8000000000000000ull;
+}
+
+/* Picks the best k of score [count] by one block: radix select of the k-th key, then ascending compaction, taking the
+ * lowest ids among equal keys. name(i) is what is written. Returns how many. */
+template <class R, class Name> static __device__ int select_block(const R *score, int64_t count, int k, int32_t *out, Name name) {
+    __shared__ unsigned hist[256];
+    __shared__ unsigned long long prefix, remaining;
+    __shared__ unsigned base_above, base_equal, warp_above[32], warp_equal[32];
+    if (threadIdx.x == 0) {
+        prefix = 0;
+        remaining = k;
+    }
+    __syncthreads();
+    for (int shift = 56; shift >= 0; shift -= 8) {
+        for (int b = threadIdx.x; b < 256; b += blockDim.x) hist[b] = 0;
+        __syncthreads();
+        for (int64_t i = threadIdx.x; i < count; i += blockDim.x) {
+            unsigned long long u = key_of((double)score[i]);
+            if (u && (shift == 56 || u >> (shift + 8) == prefix >> (shift + 8))) atomicAdd(&hist[u >> shift & 255], 1u);    /* counts: order cannot matter */
+        }
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            unsigned long long left = remaining;
+            int b = 255;
+            for (; b > 0 && hist[b] < left; b--) left -= hist[b];
+            remaining = left;
+            prefix |= (unsigned long long)b << shift;
+        }
+        __syncthreads();
+    }
+    /* now prefix is the k-th largest key (or the smallest there is), and `remaining` of its equals are taken */
+    if (threadIdx.x == 0) base_above = base_equal = 0;
+    __syncthreads();
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
+    for (int64_t i0 = 0; i0 < count; i0 += blockDim.x) {
+        int64_t i = i0 + threadIdx.x;
+        unsigned long long u = i < count ? key_of((double)score[i]) : 0;
+        bool above = u > prefix, equal = u && u == prefix;
+        unsigned ma = __ballot_sync(0xffffffffu, above), me = __ballot_sync(0xffffffffu, equal);
+        if (lane == 0) {
+            warp_above[warp] = __popc(ma);
+            warp_equal[warp] = __popc(me);
+        }
+        __syncthreads();
+        unsigned a = base_above, q = base_equal;
+        for (int w = 0; w < warp; w++) {
+            a += warp_above[w];
+            q += warp_equal[w];
+        }
+        a += __popc(ma & ((1u << lane) - 1));
+        q += __popc(me & ((1u << lane) - 1));
+        unsigned taken_equal = q < remaining ? q : (unsigned)remaining;
+        if (above || (equal && q < remaining)) out[a + taken_equal] = name(i);
+        __syncthreads();
+        if (threadIdx.x == 0)
+            for (int w = 0; w < warps; w++) {
+                base_above += warp_above[w];
+                base_equal += warp_equal[w];
+            }
+        __syncthreads();
+    }
+    int n = (int)(base_above + (base_equal < remaining ? base_equal : (unsigned)remaining));
+    for (int i = n + threadIdx.x; i < k; i += blockDim.x) out[i] = -1;
+    __syncthreads();
+    return n;
+}
+
+struct entry_name {
+    dev d;
+    uint32_t row;
+    int64_t visible;
+    bool pooled;
+    __device__ int32_t operator()(int64_t n) const { return (int32_t)entry_at(d, row, n, visible, pooled); }
+};
+
+struct same_name {
+    __device__ int32_t operator()(int64_t n) const { return (int32_t)n; }
+};
+
+template <class A> static __global__ void select_kernel(dev d, uint32_t first, int ratio, bool pooled) {
+    typedef typename A::real real;
+    uint32_t row = d.active[first + blockIdx.x];
+    int64_t visible = (d.row_pos[row] + 1) / ratio, count = pooled ? (int64_t)d.pool_count[row] * d.candidate_block : visible;
+    if (count > d.context) count = d.context;
+    entry_name name = { d, row, visible, pooled };
+    select_block((const real *)d.scores + (uint64_t)blockIdx.x * d.context, count, d.topk, d.topk_ids + (uint64_t)row * d.topk, name);
+}
+
+template <class A> void launch_select(const dev &d, uint32_t first, uint32_t n, int ratio, bool pooled, cudaStream_t s) {
+    select_kernel<A><<<n, 256, 0, s>>>(d, first, ratio, pooled);
+}
+
+template <class A> static __global__ void pool_kernel(dev d, uint32_t first, int ratio) {
+    typedef typename A::real real;
+    uint32_t row = d.active[first + blockIdx.x];
+    int64_t visible = (d.row_pos[row] + 1) / ratio, blocks = (visible + d.candidate_block - 1) / d.candidate_block;
+    const real *score = (const real *)d.scores + (uint64_t)blockIdx.x * d.context;
+    real *best = (real *)d.block_scores + (uint64_t)blockIdx.x * d.context;
+    for (int64_t b = threadIdx.x; b < blocks; b += blockDim.x) {
+        real top = -INFINITY;
+        for (int64_t j = b * d.candidate_block; j < (b + 1) * d.candidate_block && j < visible; j++)
+            if (score[j] > top) top = score[j];
+        best[b] = b == blocks - 1 ? (real)INFINITY : top;       /* the newest visible entry's block is always kept */
+    }
+    __syncthreads();
+    int n = select_block(best, blocks, d.candidate_blocks, d.pool + (uint64_t)row * d.candidate_blocks, same_name());
+    if (threadIdx.x == 0) d.pool_count[row] = n;
+}
+
+template <class A> void launch_pool(const dev &d, uint32_t first, uint32_t n, int ratio, cudaStream_t s) {
+    pool_kernel<A><<<n, 256, 0, s>>>(d, first, ratio);
+}
+
+#define INSTANTIATE(A) \
+    template void launch_index_query<A>(const dev &, uint32_t, void *, void *, cudaStream_t); \
+    template void launch_scores<A>(const dev &, uint32_t, uint32_t, const void *, const void *, int, int, bool, cudaStream_t); \
+    template void launch_select<A>(const dev &, uint32_t, uint32_t, int, bool, cudaStream_t); \
+    template void launch_pool<A>(const dev &, uint32_t, uint32_t, int, cudaStream_t);
+CEDAR_ARITHMETICS(INSTANTIATE)

@@ -1,0 +1,200 @@
+/* Streams: embedding, single-pass mHC, RMS norms, the drafter's features (spec/model.md 2.0-2.2). */
+#include "engine/cuda/ops.cuh"
+
+template <class A> static __global__ void tables(dev d, uint32_t n, const double *freq) {
+    typedef typename A::real real;
+    int pairs = d.rope / 2;
+    for (uint32_t i = blockIdx.x * blockDim.x + threadIdx.x; i < 2 * n * pairs; i += gridDim.x * blockDim.x) {
+        uint32_t kind = i / (n * pairs), row = i / pairs % n, pair = i % pairs;
+        double angle = (double)d.row_pos[row] * freq[kind * pairs + pair];
+        real *t = (real *)d.table + ((uint64_t)kind * d.row_max + row) * d.rope;
+        t[2 * pair] = (real)cos(angle);
+        t[2 * pair + 1] = (real)sin(angle);
+    }
+}
+
+template <class A> void launch_begin(const dev &d, uint32_t n, const double *freq, cudaStream_t s) {
+    tables<A><<<(2 * n * d.rope / 2 + 255) / 256, 256, 0, s>>>(d, n, freq);
+}
+
+template <class A> static __global__ void embed_kernel(dev d, dev_weight w) {
+    typedef typename A::real real;
+    uint32_t row = d.active[blockIdx.x];
+    real *h = (real *)d.h + (uint64_t)row * d.hc * d.hidden;
+    for (int k = threadIdx.x; k < d.hidden; k += blockDim.x) {
+        real v = (real)weight_at(w, d.row_token[row], k);
+        for (int i = 0; i < d.hc; i++) h[(int64_t)i * d.hidden + k] = v;
+    }
+    if (threadIdx.x < d.hc) ((real *)d.pre)[(uint64_t)row * d.hc + threadIdx.x] = threadIdx.x == 0;
+}
+
+template <class A> void launch_embed(const dev &d, uint32_t n, const dev_weight &embed, cudaStream_t s) {
+    embed_kernel<A><<<n, 256, 0, s>>>(d, embed);
+}
+
+/* One block per (row, projection): fixed order of the sum whatever else runs. */
+template <class A> static __global__ void hc_project(dev d, dev_weight fn) {
+    typedef typename A::real real;
+    uint32_t row = d.active[blockIdx.x];
+    int64_t width = (int64_t)d.hc * d.hidden;
+    const real *h = (const real *)d.h + row * width;
+    const float *w = (const float *)fn.data + blockIdx.y * width;
+    double dot = 0, square = 0;
+    for (int64_t k = threadIdx.x; k < width; k += blockDim.x) {
+        dot += (double)h[k] * (double)w[k];
+        square += (double)h[k] * (double)h[k];
+    }
+    dot = block_sum(dot);
+    square = block_sum(square);
+    if (threadIdx.x == 0)
+        ((real *)d.mixes)[(uint64_t)row * fn.rows + blockIdx.y] =
+            (real)dot / real_sqrt((real)square / (real)width + (real)d.norm_eps);
+}
+
+template <class R> static __device__ void normalise(R *comb, int n, int step_in, int step_out, R eps) {
+    for (int o = 0; o < n; o++) {
+        R sum = 0;
+        for (int i = 0; i < n; i++) sum += comb[o * step_out + i * step_in];
+        for (int i = 0; i < n; i++) comb[o * step_out + i * step_in] /= sum + eps;
+    }
+}
+
+template <class A> static __global__ void hc_coefficients(dev d, dev_weight base, dev_weight scale, void *pre_out, uint32_t count) {
+    typedef typename A::real real;
+    uint32_t i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= count) return;
+    uint32_t row = d.active[i];
+    int n = d.hc;
+    const real *m = (const real *)d.mixes + (uint64_t)row * (2 + n) * n;
+    const float *b = (const float *)base.data, *sc = (const float *)scale.data;
+    real *pre = (real *)pre_out + (uint64_t)row * n, *post = (real *)d.post + (uint64_t)row * n, eps = (real)d.hc_eps;
+    real *out = (real *)d.comb + (uint64_t)row * n * n, comb[CEDAR_HC_MAX * CEDAR_HC_MAX];
+    for (int k = 0; k < n; k++) {
+        pre[k] = sigmoid(m[k] * (real)sc[0] + (real)b[k]) + eps;
+        post[k] = 2 * sigmoid(m[n + k] * (real)sc[1] + (real)b[n + k]);
+    }
+    for (int j = 0; j < n; j++) {
+        real *r = comb + j * n, top = -INFINITY, sum = 0;
+        for (int k = 0; k < n; k++) {
+            r[k] = m[2 * n + j * n + k] * (real)sc[2] + (real)b[2 * n + j * n + k];
+            if (r[k] > top) top = r[k];
+        }
+        for (int k = 0; k < n; k++) sum += r[k] = real_exp(r[k] - top);
+        for (int k = 0; k < n; k++) r[k] = r[k] / sum + eps;
+    }
+    normalise(comb, n, n, 1, eps);
+    for (int k = 1; k < d.hc_iters; k++) {
+        normalise(comb, n, 1, n, eps);
+        normalise(comb, n, n, 1, eps);
+    }
+    for (int k = 0; k < n * n; k++) out[k] = comb[k];
+}
+
+template <class A> void launch_hc(const dev &d, uint32_t n, const hc_site &site, void *pre, cudaStream_t s) {
+    hc_project<A><<<dim3(n, (unsigned)site.fn.rows), 256, 0, s>>>(d, site.fn);
+    hc_coefficients<A><<<(n + 31) / 32, 32, 0, s>>>(d, site.base, site.scale, pre, n);
+}
+
+/* x[k] of a row becomes its norm and, if xq is given, its FP8 round trip; all threads of the block take part. */
+template <class A> static __device__ void norm_row(typename A::real *x, int64_t width, const dev_weight &gain, double eps, typename A::real *xq) {
+    typedef typename A::real real;
+    double square = 0;
+    for (int64_t k = threadIdx.x; k < width; k += blockDim.x) square += (double)x[k] * (double)x[k];
+    square = block_sum(square);
+    real r = 1 / real_sqrt((real)square / (real)width + (real)eps);
+    for (int64_t k = threadIdx.x; k < width; k += blockDim.x) {
+        real y = A::rb((real)weight_at(gain, 0, k) * (x[k] * r));
+        x[k] = y;
+        if (xq) {                       /* width is a multiple of 32, so a warp holds a block of 32 */
+            double s = ue8m0_value(fp8q32_scale((double)y));
+            xq[k] = (real)(e4m3_value(e4m3_encode((double)y / s)) * s);
+        }
+    }
+    __syncthreads();
+}
+
+template <class A> static __global__ void collapse_kernel(dev d, const void *pre_in, dev_weight gain, void *x_out, void *xq_out, bool indexed) {
+    typedef typename A::real real;
+    uint32_t row = d.active[blockIdx.x];
+    uint64_t at = indexed ? row : blockIdx.x;
+    const real *h = (const real *)d.h + (uint64_t)row * d.hc * d.hidden, *pre = (const real *)pre_in + (uint64_t)row * d.hc;
+    real *x = (real *)x_out + at * d.hidden;
+    for (int k = threadIdx.x; k < d.hidden; k += blockDim.x) {
+        real sum = 0;
+        for (int i = 0; i < d.hc; i++) sum += pre[i] * h[(int64_t)i * d.hidden + k];
+        x[k] = A::rb(sum);
+    }
+    if (gain.kind == CEDAR_W_NONE) return;
+    norm_row<A>(x, d.hidden, gain, d.norm_eps, xq_out ? (real *)xq_out + at * d.hidden : NULL);
+}
+
+template <class A> void launch_collapse(const dev &d, uint32_t n, const void *pre, const dev_weight &gain, void *x, void *xq,
+                                        bool out_indexed, cudaStream_t s) {
+    collapse_kernel<A><<<n, 256, 0, s>>>(d, pre, gain, x, xq, out_indexed);
+}
+
+template <class A> static __global__ void norm_kernel(dev_weight gain, void *x, int64_t width, double eps, void *xq) {
+    typedef typename A::real real;
+    norm_row<A>((real *)x + blockIdx.x * width, width, gain, eps, xq ? (real *)xq + blockIdx.x * width : NULL);
+}
+
+template <class A> void launch_norm(const dev &d, uint32_t n, const dev_weight &gain, void *x, int64_t width, void *xq, cudaStream_t s) {
+    norm_kernel<A><<<n, 256, 0, s>>>(gain, x, width, d.norm_eps, xq);
+}
+
+template <class A> static __global__ void quantise_kernel(const void *x, void *xq, int64_t count) {
+    typedef typename A::real real;
+    int64_t k = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    double v = k < count ? (double)((const real *)x)[k] : 0;
+    double s = ue8m0_value(fp8q32_scale(v));
+    if (k < count) ((real *)xq)[k] = (real)(e4m3_value(e4m3_encode(v / s)) * s);
+}
+
+template <class A> void launch_quantise(const void *x, void *xq, int64_t blocks, cudaStream_t s) {
+    quantise_kernel<A><<<(unsigned)((blocks * 32 + 255) / 256), 256, 0, s>>>(x, xq, blocks * 32);
+}
+
+template <class A> static __global__ void expand_kernel(dev d, const void *y_in) {
+    typedef typename A::real real;
+    uint32_t row = d.active[blockIdx.x];
+    int n = d.hc;
+    real *h = (real *)d.h + (uint64_t)row * n * d.hidden;
+    const real *y = (const real *)y_in + (uint64_t)blockIdx.x * d.hidden, *post = (const real *)d.post + (uint64_t)row * n;
+    const real *comb = (const real *)d.comb + (uint64_t)row * n * n;
+    for (int k = threadIdx.x; k < d.hidden; k += blockDim.x) {
+        real old[CEDAR_HC_MAX];
+        for (int i = 0; i < n; i++) old[i] = h[(int64_t)i * d.hidden + k];
+        for (int to = 0; to < n; to++) {
+            real sum = 0;
+            for (int from = 0; from < n; from++) sum += comb[from * n + to] * old[from];
+            h[(int64_t)to * d.hidden + k] = A::rb(post[to] * y[k] + sum);
+        }
+    }
+}
+
+template <class A> void launch_expand(const dev &d, uint32_t n, const void *y, cudaStream_t s) { expand_kernel<A><<<n, 256, 0, s>>>(d, y); }
+
+template <class A> static __global__ void feature_kernel(dev d, int slot) {
+    typedef typename A::real real;
+    uint32_t row = d.active[blockIdx.x];
+    const real *h = (const real *)d.h + (uint64_t)row * d.hc * d.hidden;
+    real *out = (real *)d.features + ((uint64_t)row * d.targets + slot) * d.hidden;
+    for (int k = threadIdx.x; k < d.hidden; k += blockDim.x) {
+        real sum = 0;
+        for (int i = 0; i < d.hc; i++) sum += h[(int64_t)i * d.hidden + k];
+        out[k] = A::rb(sum / (real)d.hc);
+    }
+}
+
+template <class A> void launch_feature(const dev &d, uint32_t n, int slot, cudaStream_t s) { feature_kernel<A><<<n, 256, 0, s>>>(d, slot); }
+
+#define INSTANTIATE(A) \
+    template void launch_begin<A>(const dev &, uint32_t, const double *, cudaStream_t); \
+    template void launch_embed<A>(const dev &, uint32_t, const dev_weight &, cudaStream_t); \
+    template void launch_hc<A>(const dev &, uint32_t, const hc_site &, void *, cudaStream_t); \
+    template void launch_collapse<A>(const dev &, uint32_t, const void *, const dev_weight &, void *, void *, bool, cudaStream_t); \
+    template void launch_expand<A>(const dev &, uint32_t, const void *, cudaStream_t); \
+    template void launch_norm<A>(const dev &, uint32_t, const dev_weight &, void *, int64_t, void *, cudaStream_t); \
+    template void launch_quantise<A>(const void *, void *, int64_t, cudaStream_t); \
+    template void launch_feature<A>(const dev &, uint32_t, int, cudaStream_t);
+CEDAR_ARITHMETICS(INSTANTIATE)
