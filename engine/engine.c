@@ -31,17 +31,24 @@ struct cedar_snap {
 };
 
 #ifdef CEDAR_HAVE_CUDA
-#define BACKENDS "cpu and cuda"
-const cedar_backend *cedar_backend_find(const char *name) {
-    if (strcmp(name, "cuda") == 0 || (strcmp(name, "auto") == 0 && cedar_cuda_present())) return &cedar_backend_cuda;
-    return strcmp(name, "cpu") == 0 || strcmp(name, "auto") == 0 ? &cedar_backend_cpu : NULL;
+#define CEDAR_BACKENDS "cpu, cuda and none"
+static const cedar_backend *find_cuda(const char *name) {
+    return strcmp(name, "cuda") == 0 || (strcmp(name, "auto") == 0 && cedar_cuda_present()) ? &cedar_backend_cuda : NULL;
 }
 #else
-#define BACKENDS "cpu"
-const cedar_backend *cedar_backend_find(const char *name) {
-    return strcmp(name, "cpu") == 0 || strcmp(name, "auto") == 0 ? &cedar_backend_cpu : NULL;
+#define CEDAR_BACKENDS "cpu and none"
+static const cedar_backend *find_cuda(const char *name) {
+    (void)name;
+    return NULL;
 }
 #endif
+
+const cedar_backend *cedar_backend_find(const char *name) {
+    const cedar_backend *gpu = find_cuda(name);
+    if (gpu) return gpu;
+    if (strcmp(name, "none") == 0) return &cedar_backend_none;
+    return strcmp(name, "cpu") == 0 || strcmp(name, "auto") == 0 ? &cedar_backend_cpu : NULL;
+}
 
 static cedar_status check_opts(const cedar_config *c, const cedar_engine_opts *o, cedar_err *err) {
     if (o->page_tokens == 0 || o->page_tokens % (uint32_t)c->ratio_lcm)
@@ -62,7 +69,9 @@ cedar_status cedar_engine_open(const cedar_model *model, const cedar_engine_opts
     cedar_status st = check_opts(c, opts, err);
     if (st) return st;
     const cedar_backend *b = cedar_backend_find(opts->backend ? opts->backend : "cpu");
-    if (!b) return cedar_fail(err, CEDAR_E_UNSUPPORTED, "backend \"%s\" is not in this build, which has " BACKENDS, opts->backend);
+    if (!b) return cedar_fail(err, CEDAR_E_UNSUPPORTED, "backend \"%s\" is not in this build, which has " CEDAR_BACKENDS, opts->backend);
+    if (model->embed.kind == CEDAR_W_NONE && b != &cedar_backend_none)
+        return cedar_fail(err, CEDAR_E_ARG, "backend \"%s\" needs weights, and the model is a shape only", b->name);
     cedar_engine *e = cedar_calloc(1, sizeof *e);
     if (!e) return cedar_fail(err, CEDAR_E_OOM, "no memory for an engine");
     *e = (cedar_engine){ .model = model, .config = c, .opts = *opts, .backend = b };
@@ -424,7 +433,7 @@ void cedar_engine_poison(cedar_engine *e, int32_t seq) {
         int32_t layer = (int32_t)ring;
         uint32_t lo = layer < e->config->cut ? q->bounds.lo_encoder : layer == e->config->cut ? q->bounds.lo_cut : q->bounds.lo_late;
         /* the drafter reads one position more: its ring ends at pos - 1 */
-        uint32_t from = layer >= e->config->layers && q->pos > w ? q->pos - w : reach;
+        uint32_t from = layer < e->config->layers ? reach : q->pos > w ? q->pos - w : 0;
         if (lo < from) lo = from;
         e->backend->poison(e->impl, seq, ring, lo, q->pos);
     }

@@ -82,6 +82,9 @@ cedar_status cedar_model_open(const char *dir, cedar_model **out, cedar_err *err
 cedar_status cedar_model_synth(const cedar_config *config, uint64_t seed, uint64_t bytes_max, cedar_model **out,
                                cedar_err *err) CEDAR_USE_RESULT;
 
+/* A model without weights, for the backend "none" and modelled time. */
+cedar_status cedar_model_shape(const cedar_config *config, cedar_model **out, cedar_err *err) CEDAR_USE_RESULT;
+
 /* Writes a model as a checkpoint directory (one safetensors file); the directory is created and must be empty or new. */
 cedar_status cedar_model_save(const cedar_model *m, const char *config_json, const char *dir, cedar_err *err) CEDAR_USE_RESULT;
 
@@ -184,7 +187,7 @@ typedef struct cedar_engine cedar_engine;
 typedef struct cedar_snap cedar_snap;       /* stored windows of one sequence at one position */
 
 typedef struct cedar_engine_opts {
-    const char *backend;        /* "cpu" */
+    const char *backend;        /* "cpu", "cuda", "auto" (a GPU if there is one), "none" (no numerics) */
     cedar_arith arith;
     uint32_t threads;           /* 0 = all processors online */
     uint32_t page_tokens;       /* tokens per KV page; a multiple of every compression ratio */

@@ -250,6 +250,21 @@ static cedar_status run_hit(golden *g, const golden_case *k, int32_t *seq) {
 }
 
 /* New global rows after a hit against CASE.L{s}.kv_bytes and .index_bytes, where the directory has them. */
+static cedar_status check_global_rows(golden *g, const cedar_st_tensor *t, int32_t seq, int32_t layer, int part, uint32_t lo) {
+    uint64_t d = (uint64_t)g->c->head_dim, x = (uint64_t)g->c->index_dim, record = part ? x / 2 + x / 32 : d / 2 + d / 16;
+    if (t->ndim != 2 || (uint64_t)t->shape[1] != record)
+        return cedar_fail(g->err, CEDAR_E_FORMAT, "golden tensor \"%s\" is not made of records of %llu bytes", t->name,
+                          (unsigned long long)record);
+    uint8_t *got = cedar_calloc(1, t->bytes);
+    if (!got) return cedar_fail(g->err, CEDAR_E_OOM, "no memory for %s", t->name);
+    cedar_status st = cedar_engine_read_global(g->e, seq, layer, lo, (uint32_t)t->shape[0], part ? NULL : got, part ? got : NULL, g->err);
+    uint64_t differ = 0;
+    for (uint64_t b = 0; b < t->bytes; b++) differ += got[b] != t->data[b];
+    if (!st) check_discrete(g, t->name, differ, t->bytes);
+    cedar_free(got);
+    return st;
+}
+
 static cedar_status check_new_rows(golden *g, const golden_case *k, int32_t seq) {
     cedar_status st = CEDAR_OK;
     for (int32_t i = 0; i < g->c->kv_source_count && !st; i++)
@@ -258,15 +273,7 @@ static cedar_status check_new_rows(golden *g, const golden_case *k, int32_t seq)
             int32_t layer = g->c->kv_sources[i];
             snprintf(name, sizeof name, "%s.L%d.%s_bytes", k->id, layer, part ? "index" : "kv");
             const cedar_st_tensor *t = cedar_st_find(g->st, name);
-            if (!t) continue;
-            uint8_t *got = cedar_calloc(1, t->bytes);
-            if (!got) return cedar_fail(g->err, CEDAR_E_OOM, "no memory for %s", name);
-            uint32_t lo = (uint32_t)k->hit / (uint32_t)g->c->ratio[layer];
-            st = cedar_engine_read_global(g->e, seq, layer, lo, (uint32_t)t->shape[0], part ? NULL : got, part ? got : NULL, g->err);
-            uint64_t differ = 0;
-            for (uint64_t b = 0; b < t->bytes; b++) differ += got[b] != t->data[b];
-            if (!st) check_discrete(g, name, differ, t->bytes);
-            cedar_free(got);
+            if (t) st = check_global_rows(g, t, seq, layer, part, (uint32_t)k->hit / (uint32_t)g->c->ratio[layer]);
         }
     return st;
 }
@@ -383,23 +390,31 @@ static double noise_of(const cedar_json *o, const char *arith) {
     return json_is_number(v) ? json_number_value(v) : 0;
 }
 
+/* A half-open range [first, end). */
+static cedar_status read_pair(golden *g, const cedar_json *o, const char *where, const char *key, int64_t pair[2]) {
+    size_t n = 0;
+    cedar_status st = cedar_json_ints(o, where, key, 0, INT32_MAX, 2, pair, &n, g->err);
+    if (!st && (n != 2 || pair[0] >= pair[1]))
+        return cedar_fail(g->err, CEDAR_E_FORMAT, "case %s: \"%s\" must be two numbers, first and end", where, key);
+    return st;
+}
+
 static cedar_status read_case(golden *g, const cedar_json *o, golden_case *k) {
     const cedar_json *logits;
     int64_t pair[2];
-    size_t n;
     *k = (golden_case){ .n = int_or(o, "n", 0), .hit = int_or(o, "hit", -1), .suffix = int_or(o, "suffix", 0),
                         .start = int_or(o, "start", -1), .tail = int_or(o, "tail", 0), .chunk = int_or(o, "chunk", 0),
                         .decode = int_or(o, "decode", 0), .token = int_or(o, "token", -1),
                         .variant = json_string_value(json_object_get(o, "variant")),
                         .f32_rms = noise_of(o, "f32") };
     cedar_status st = cedar_json_string(o, "manifest.json: case", "id", &k->id, g->err);
-    if (!st) st = cedar_json_ints(o, k->id, "positions", 0, INT32_MAX, 2, pair, &n, g->err);
+    if (!st) st = read_pair(g, o, k->id, "positions", pair);
     if (st) return st;
     k->first = pair[0];
     k->end = pair[1];
     if (!st) st = cedar_json_object(o, k->id, "logits", &logits, g->err);
     if (!st) st = cedar_json_string(logits, k->id, "tensor", &k->tensor, g->err);
-    if (!st) st = cedar_json_ints(logits, k->id, "rows", 0, INT32_MAX, 2, pair, &n, g->err);
+    if (!st) st = read_pair(g, logits, k->id, "rows", pair);
     if (!st) {
         k->row_first = pair[0];
         k->row_end = pair[1];
@@ -434,10 +449,14 @@ typedef struct trace_run {
     trace_sum sum[CEDAR_TAP_KIND_COUNT][CEDAR_LAYERS_MAX];
     int64_t stream_row[4096];           /* position -> row of trace.L{i}.h, or -1 */
     uint32_t n;
+    const char *misshapen;              /* a golden tensor whose rows do not have the engine's width */
 } trace_run;
 
 static const char *const tap_names[CEDAR_TAP_KIND_COUNT] = { "h", "pre", "latent", "scores", "topk", "pool", "router_ids",
                                                              "router_w", "engram_rows", "window_bytes", "ring_bytes" };
+
+/* Bytes of an element in golden.safetensors. */
+static const uint64_t tap_bytes[CEDAR_TAP_KIND_COUNT] = { 4, 4, 4, 4, 4, 1, 4, 4, 8, 1, 1 };
 
 static const cedar_st_tensor *trace_tensor(const golden *g, cedar_tap_kind kind, int32_t layer) {
     char name[96];
@@ -496,7 +515,13 @@ static void trace_tap(void *self, cedar_tap_kind kind, int32_t layer, int32_t se
     if (!w || row < 0 || row >= w->shape[0]) return;
     uint64_t cols = 1;
     for (int i = 1; i < w->ndim; i++) cols *= (uint64_t)w->shape[i];
-    const uint8_t *want = w->data + (uint64_t)row * (w->bytes / (uint64_t)w->shape[0]);
+    uint64_t row_bytes = w->bytes / (uint64_t)w->shape[0];
+    bool grows = kind == CEDAR_TAP_SCORES || kind == CEDAR_TAP_POOL;      /* as wide as the last row's */
+    if (grows ? row_bytes < width * tap_bytes[kind] : row_bytes != width * tap_bytes[kind]) {
+        t->misshapen = w->name;
+        return;
+    }
+    const uint8_t *want = w->data + (uint64_t)row * row_bytes;
     trace_sum *s = &t->sum[kind][layer];
     s->rows++;
     switch (kind) {
@@ -532,7 +557,11 @@ static bool trace_inject(void *self, int32_t layer, int32_t seq, uint32_t pos, d
     trace_run *t = self;
     const cedar_st_tensor *wh = trace_tensor(t->g, CEDAR_TAP_H, layer - 1), *wp = trace_tensor(t->g, CEDAR_TAP_PRE, layer - 1);
     uint64_t width = (uint64_t)t->g->c->hc * (uint64_t)t->g->c->hidden;
-    if (!wh || !wp || t->stream_row[pos] < 0) return false;
+    if (!wh || !wp || t->stream_row[pos] < 0 || t->stream_row[pos] >= wh->shape[0] || pos >= wp->shape[0]) return false;
+    if (wh->bytes != 4 * width * (uint64_t)wh->shape[0] || wp->bytes != 4ull * (uint32_t)t->g->c->hc * (uint64_t)wp->shape[0]) {
+        t->misshapen = wh->name;
+        return false;
+    }
     for (uint64_t k = 0; k < width; k++) {
         float v;
         memcpy(&v, wh->data + 4 * ((uint64_t)t->stream_row[pos] * width + k), 4);
@@ -598,14 +627,7 @@ static cedar_status check_trace_bytes(golden *g, int32_t seq) {
             int32_t layer = g->c->kv_sources[i];
             snprintf(name, sizeof name, "trace.L%d.%s_bytes", layer, part ? "index" : "kv");
             const cedar_st_tensor *t = NULL;
-            if ((st = tensor(g, name, "U8", &t))) break;
-            uint8_t *got = cedar_calloc(1, t->bytes);
-            if (!got) return cedar_fail(g->err, CEDAR_E_OOM, "no memory for %s", name);
-            st = cedar_engine_read_global(g->e, seq, layer, 0, (uint32_t)t->shape[0], part ? NULL : got, part ? got : NULL, g->err);
-            uint64_t differ = 0;
-            for (uint64_t b = 0; b < t->bytes; b++) differ += got[b] != t->data[b];
-            if (!st) check_discrete(g, name, differ, t->bytes);
-            cedar_free(got);
+            if (!(st = tensor(g, name, "U8", &t))) st = check_global_rows(g, t, seq, layer, part, 0);
         }
     return st;
 }
@@ -663,6 +685,10 @@ static cedar_status run_trace(golden *g) {
     if (!st) st = fresh(g, g->e, t->n, &exact, &seq);
     cedar_engine_tap(g->e, NULL, NULL);
     cedar_engine_inject(g->e, NULL, NULL);
+    if (!st && t->misshapen) {
+        st = cedar_fail(g->err, CEDAR_E_FORMAT, "golden tensor \"%s\" has rows of another width than this model", t->misshapen);
+        cedar_seq_close(g->e, seq);
+    }
     if (!st) {
         for (int kind = 0; kind < CEDAR_TAP_KIND_COUNT; kind++)
             for (int32_t layer = 0; layer < g->c->layers; layer++)

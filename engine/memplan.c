@@ -79,7 +79,7 @@ static cedar_status add_options(const cedar_config *c, const cedar_engine_opts *
                                 cedar_err *err) {
     const char *name = o->backend ? o->backend : "cpu";
     const cedar_backend *b = cedar_backend_find(name);
-    if (!b) return cedar_fail(err, CEDAR_E_UNSUPPORTED, "backend \"%s\" is not in this build; it has: cpu", name);
+    if (!b) return cedar_fail(err, CEDAR_E_UNSUPPORTED, "backend \"%s\" is not in this build", name);
     if (!o->page_tokens || o->page_tokens % (uint32_t)c->ratio_lcm)
         return cedar_fail(err, CEDAR_E_ARG,
                           "page_tokens is %u; it must be a positive multiple of %d, so that no compressed entry "

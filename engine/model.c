@@ -27,6 +27,12 @@ oom:
     return cedar_fail(err, CEDAR_E_OOM, "%s: no memory for the list of weights", c->name);
 }
 
+cedar_status cedar_model_shape(const cedar_config *c, cedar_model **out, cedar_err *err) {
+    cedar_status st = cedar_model_new(c, out, err);
+    if (!st) snprintf((*out)->origin, sizeof (*out)->origin, "shape only");
+    return st;
+}
+
 void cedar_model_close(cedar_model *m) {
     if (!m) return;
     if (m->storage_free) m->storage_free(m->storage);
@@ -48,6 +54,7 @@ static cedar_status hash_tensor(void *self, const cedar_tensor_info *t, cedar_er
     int n = snprintf(line, sizeof line, "%s %d %d %lld %lld\n", t->name, (int)t->kind, t->ndim, (long long)t->rows,
                      (long long)t->cols);
     cedar_sha256_add(s, line, (size_t)n);
+    if (!t->slot->data) return CEDAR_OK;        /* a shape without weights: its list of tensors is what it is */
     cedar_sha256_add(s, t->slot->data, cedar_tensor_data_bytes(t));
     if (t->slot->scale) cedar_sha256_add(s, t->slot->scale, cedar_tensor_scale_bytes(t));
     return CEDAR_OK;

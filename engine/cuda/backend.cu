@@ -5,8 +5,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <type_traits>
 
 #include "engine/cuda/ops.cuh"
+#include "engine/cuda/tensor.cuh"
 
 extern "C" {
 #include "base/mem.h"
@@ -39,9 +41,12 @@ struct work {
     int64_t *engram;                    /* [engram layers, 3, CEDAR_ENGRAM_ROWS_MAX] multipliers, primes, offsets */
     cedar_layout *layout;
     uint32_t *active, *kept, *logit_rows;
+    /* bf16 only: FP8 codes of the layer's input (by row), of the low-rank query, of whatever is multiplied next, of pairs */
+    dev_codes cx, cq, ct, ca;
+    expert_tiles tiles;
 };
 
-enum { SCORE_BATCH = 64, MOE_BATCH = 256, HEAD_BATCH = 64 };    /* rows worked on at once where a row needs much room */
+enum { SCORE_BATCH = 64, MOE_BATCH = 2048, HEAD_BATCH = 64 };    /* rows worked on at once where a row needs much room */
 
 /* Inputs of a step, in pinned memory. */
 struct staging {
@@ -110,6 +115,30 @@ static void carve_rows(carver &m, dev &d, const cedar_config *c, const cedar_eng
     d.engram_ids = (int64_t *)m.take(r * max_u64(1, c->engram_rows_per_token), 8);
 }
 
+static dev_codes take_codes(carver &m, uint64_t rows, uint64_t k) {
+    dev_codes c;
+    c.code = (uint8_t *)m.take(rows * k, 1);
+    c.scale = (uint8_t *)m.take(rows * k / 32, 1);
+    return c;
+}
+
+/* What only the tensor-core path needs. */
+static void carve_tensor(carver &m, work &w, const cedar_config *c, uint64_t r) {
+    uint64_t k = max_u64(c->experts_per_token, c->draft_experts_per_token), pairs = max_u64(r < MOE_BATCH ? r : MOE_BATCH, 1);
+    uint64_t widest = max_u64(max_u64((uint64_t)c->o_groups * c->o_lora, (uint64_t)c->engram_rows_per_token * c->engram_dim),
+                              max_u64((uint64_t)c->target_count * c->hidden, c->hidden));
+    w.cx = take_codes(m, r, c->hidden);
+    w.cq = take_codes(m, r, c->q_lora);
+    w.ct = take_codes(m, r, widest);
+    w.ca = take_codes(m, pairs * (k + 1), c->moe_dim);
+    w.tiles.tiles_max = tensor_tiles_max((uint32_t)pairs, (int)k, (int)max_u64(c->experts, c->draft_experts));
+    w.tiles.pairs = (uint32_t *)m.take(pairs * k, 4);
+    w.tiles.tile_expert = (int32_t *)m.take(w.tiles.tiles_max, 4);
+    w.tiles.tile_first = (uint32_t *)m.take(w.tiles.tiles_max, 4);
+    w.tiles.tile_count = (uint32_t *)m.take(w.tiles.tiles_max, 4);
+    w.tiles.tile_total = (uint32_t *)m.take(1, 4);
+}
+
 static void carve_work(carver &m, work &w, const cedar_config *c, const cedar_engine_opts &o, uint64_t r, uint64_t b) {
     uint64_t dm = c->hidden, hd = (uint64_t)c->heads * c->head_dim, experts = max_u64(c->experts, c->draft_experts);
     uint64_t k = max_u64(c->experts_per_token, c->draft_experts_per_token), block = max_u64(1, c->draft_block);
@@ -135,10 +164,11 @@ static void carve_work(carver &m, work &w, const cedar_config *c, const cedar_en
     w.moe.z = m.take(r * experts, b);
     w.moe.ids = (int32_t *)m.take(r * k, 4);
     w.moe.weight = m.take(r * k, b);
-    w.moe.a = m.take(MOE_BATCH * (k + 1) * c->moe_dim, b);
-    w.moe.b = m.take(MOE_BATCH * (k + 1) * c->moe_dim, b);
-    w.moe.aq = m.take(MOE_BATCH * (k + 1) * c->moe_dim, b);
-    w.moe.out = m.take(MOE_BATCH * (k + 1) * dm, b);
+    uint64_t batch = r < MOE_BATCH ? r : MOE_BATCH;
+    w.moe.a = m.take(batch * (k + 1) * c->moe_dim, b);
+    w.moe.b = m.take(batch * (k + 1) * c->moe_dim, b);
+    w.moe.aq = m.take(batch * (k + 1) * c->moe_dim, b);
+    w.moe.out = m.take(batch * (k + 1) * dm, b);
     w.argmax = (int32_t *)m.take(r, 4);
     w.draft_ids = (int32_t *)m.take(block, 4);
     w.logits = (float *)m.take(max_u64(HEAD_BATCH, block) * c->vocab, 4);
@@ -149,7 +179,7 @@ static void carve_work(carver &m, work &w, const cedar_config *c, const cedar_en
     w.active = (uint32_t *)m.take(r, 4);
     w.kept = (uint32_t *)m.take(r, 4);
     w.logit_rows = (uint32_t *)m.take(r, 4);
-    (void)o;
+    if (o.arith == CEDAR_BF16) carve_tensor(m, w, c, r);
 }
 
 static void carve_staging(carver &m, staging &h, const cedar_engine_opts &o, uint64_t r, uint64_t pages_per_seq) {
@@ -427,8 +457,26 @@ template <class A> struct forward {
     }
     dev_rows by_row(void *base, int64_t ld) const { return dev_rows{ base, ld, true }; }
     dev_rows by_place(void *base, int64_t ld) const { return dev_rows{ base, ld, false }; }
-    void linear(const cedar_weight &w, dev_rows x, void *y, bool round) {
-        launch_linear<A>(d, n, W(w), 0, w.rows, x, by_place(y, w.rows), round, s);
+    static constexpr bool tensor = std::is_same<A, bf16>::value;
+
+    /* BF16 weights, or FP8 ones on an input that is not quantised; x are values. */
+    void linear(const cedar_weight &w, dev_rows x, void *y, bool round) { linear_part(w, 0, w.rows, x, y, w.rows, round); }
+    void linear_part(const cedar_weight &w, int64_t first, int64_t count, dev_rows x, void *y, int64_t ldy, bool round) {
+        if constexpr (tensor)
+            if (w.cols % 32 == 0 && (w.kind == CEDAR_W_BF16 || w.kind == CEDAR_W_TILES)) {
+                tensor_plain(W(w), first, count, (const float *)x.base, x.ld, x.indexed ? d.active : NULL, n, (float *)y, ldy, round, s);
+                return;
+            }
+        launch_linear<A>(d, n, W(w), first, count, x, by_place(y, ldy), round, s);
+    }
+
+    /* FP8 linear of a quantised input: x its values, c its codes (made by pack, same row numbers). */
+    void pack(const dev_rows &x, const dev_codes &c) {
+        if constexpr (tensor) tensor_pack((const float *)x.base, c, x.indexed ? d.active : NULL, n, x.ld, s);
+    }
+    void linear8(const cedar_weight &w, dev_rows x, const dev_codes &c, void *y) {
+        if constexpr (tensor) tensor_codes(W(w), 0, w.rows, c, row_map{ x.indexed ? d.active : NULL, 1, 0 }, n, (float *)y, w.rows, s);
+        else launch_linear<A>(d, n, W(w), 0, w.rows, x, by_place(y, w.rows), true, s);
     }
     hc_site site(const cedar_weight &fn, const cedar_weight &base, const cedar_weight &scale) const { return hc_site{ W(fn), W(base), W(scale) }; }
 
@@ -438,7 +486,9 @@ template <class A> struct forward {
             const int64_t *e = b->w.engram + (size_t)c->engram_at[layer] * 3 * CEDAR_ENGRAM_ROWS_MAX;
             launch_engram_rows<A>(d, n, 0, e, e + CEDAR_ENGRAM_ROWS_MAX, e + 2 * CEDAR_ENGRAM_ROWS_MAX, c->engram_pad, W(k->engram_embed), b->w.e, s);
             tap_rows(b, CEDAR_TAP_ENGRAM_ROWS, layer, plan, list, n, d.engram_ids, true, d.engram_rows, (uint32_t)d.engram_rows, TAP_BYTES, 8);
-            linear(k->engram_wkv, by_place(b->w.e, (int64_t)c->engram_rows_per_token * c->engram_dim), b->w.ekv, true);
+            dev_rows e_rows = by_place(b->w.e, (int64_t)c->engram_rows_per_token * c->engram_dim);
+            pack(e_rows, b->w.ct);
+            linear8(k->engram_wkv, e_rows, b->w.ct, b->w.ekv);
             launch_engram_gate<A>(d, n, W(k->engram_q), W(k->engram_k), b->w.ekv, s);
         }
         if (!draft && c->is_target[layer]) {
@@ -448,7 +498,8 @@ template <class A> struct forward {
         }
         launch_hc<A>(d, n, site(k->hc_attn_fn, k->hc_attn_base, k->hc_attn_scale), d.pre_attn, s);
         launch_collapse<A>(d, n, d.pre, W(k->attn_norm), d.x, d.xq, true, s);
-        linear(k->wkv, by_row(d.xq, c->hidden), b->w.kv, true);
+        pack(by_row(d.xq, c->hidden), b->w.cx);
+        linear8(k->wkv, by_row(d.xq, c->hidden), b->w.cx, b->w.kv);
         launch_window_rows<A>(d, n, W(k->kv_norm), b->w.kv, kind, s);
         if (draft) return;
         tap_rows(b, CEDAR_TAP_WINDOW, layer, plan, list, n, d.window_rows, true, b->l.ring_row_bytes, b->l.ring_row_bytes, TAP_BYTES, 1);
@@ -484,7 +535,7 @@ template <class A> struct forward {
     void select(const cedar_block *k, int32_t layer) {
         int part = b->l.part_of[c->kv_source_of[layer]], ratio = c->ratio[layer];
         bool restricted = pooled && layer != c->candidate_source;
-        linear(k->index_wq_b, by_place(b->w.qr, c->q_lora), b->w.iq, true);
+        linear8(k->index_wq_b, by_place(b->w.qr, c->q_lora), b->w.cq, b->w.iq);
         launch_rope_heads<A>(d, n, b->w.iq, c->index_heads, c->index_dim, 1, 1, s);
         linear(k->index_weights_proj, by_row(d.x, c->hidden), b->w.ig, true);
         launch_index_query<A>(d, n, b->w.iq, b->w.ig, s);
@@ -505,9 +556,10 @@ template <class A> struct forward {
     }
 
     void query(const cedar_block *k, int kind) {
-        linear(k->wq_a, by_row(d.xq, c->hidden), b->w.qr, true);
+        linear8(k->wq_a, by_row(d.xq, c->hidden), b->w.cx, b->w.qr);
         launch_norm<A>(d, n, W(k->q_norm), b->w.qr, c->q_lora, b->w.qr, s);     /* only its FP8 round trip is used */
-        linear(k->wq_b, by_place(b->w.qr, c->q_lora), b->w.q, true);
+        pack(by_place(b->w.qr, c->q_lora), b->w.cq);
+        linear8(k->wq_b, by_place(b->w.qr, c->q_lora), b->w.cq, b->w.q);
         launch_rope_heads<A>(d, n, b->w.q, c->heads, c->head_dim, kind, 1, s);
     }
 
@@ -516,11 +568,39 @@ template <class A> struct forward {
         launch_rope_heads<A>(d, n, b->w.q, c->heads, c->head_dim, kind, -1, s);
         if (b->o.wo_a_fp8) launch_quantise<A>(b->w.q, b->w.q, n * width / 32, s);
         for (int g = 0; g < c->o_groups; g++)
-            launch_linear<A>(d, n, W(k->wo_a), g * (int64_t)c->o_lora, c->o_lora, by_place((real *)b->w.q + g * group, width),
-                             by_place((real *)b->w.u + g * (int64_t)c->o_lora, u_width), true, s);
-        launch_quantise<A>(b->w.u, b->w.u, n * u_width / 32, s);
-        linear(k->wo_b, by_place(b->w.u, u_width), b->w.att, true);
+            linear_part(k->wo_a, g * (int64_t)c->o_lora, c->o_lora, by_place((real *)b->w.q + g * group, width),
+                        (real *)b->w.u + g * (int64_t)c->o_lora, u_width, true);
+        if (!tensor) launch_quantise<A>(b->w.u, b->w.u, n * u_width / 32, s);
+        pack(by_place(b->w.u, u_width), b->w.ct);
+        linear8(k->wo_b, by_place(b->w.u, u_width), b->w.ct, b->w.att);
         launch_expand<A>(d, n, b->w.att, s);
+    }
+
+    void experts_of(uint32_t count, const dev_moe &m, const real *xq, real *y) {
+        if constexpr (!tensor) {
+            launch_moe<A>(d, count, m, xq, y, s);
+        } else {
+            int slots = m.per_token + 1;
+            expert_tiles t = b->w.tiles;
+            t.tiles_max = tensor_tiles_max(count, m.per_token, m.experts);
+            bool few = count * (uint32_t)m.per_token <= 4 * (uint32_t)m.experts;
+            dev_codes shared = { b->w.ca.code, b->w.ca.scale };
+            launch_route<A>(count, m, s);
+            tensor_sort(m.ids, count, m.per_token, m.experts, t, s);
+            tensor_pack(xq, b->w.ct, NULL, count, c->hidden, s);
+            float *a = (float *)m.a, *g = (float *)m.b, *out = (float *)m.out;
+            int64_t ld = m.moe_dim, shared_at = m.per_token * ld;
+            tensor_experts(m.w1, ld, c->hidden, b->w.ct, slots, t, few, a, ld, s);
+            tensor_experts(m.w3, ld, c->hidden, b->w.ct, slots, t, few, g, ld, s);
+            tensor_codes(m.shared1, 0, ld, b->w.ct, row_map{ NULL, 1, 0 }, count, a + shared_at, slots * ld, s);
+            tensor_codes(m.shared3, 0, ld, b->w.ct, row_map{ NULL, 1, 0 }, count, g + shared_at, slots * ld, s);
+            launch_act<A>(count, m, s);
+            tensor_pack((const float *)m.aq, b->w.ca, NULL, count * (uint32_t)slots, ld, s);
+            tensor_experts(m.w2, c->hidden, ld, b->w.ca, 1, t, few, out, c->hidden, s);
+            tensor_codes(m.shared2, 0, c->hidden, shared, row_map{ NULL, slots, m.per_token }, count, out + (int64_t)m.per_token * c->hidden,
+                         (int64_t)slots * c->hidden, s);
+            launch_expert_sum<A>(d, count, m, y, s);
+        }
     }
 
     void ffn(const cedar_block *k, int32_t layer, bool draft) {
@@ -547,7 +627,7 @@ template <class A> struct forward {
             part.z = (real *)m.z + (uint64_t)first * m.experts;
             part.ids = m.ids + (uint64_t)first * m.per_token;
             part.weight = (real *)m.weight + (uint64_t)first * m.per_token;
-            launch_moe<A>(d, count, part, (real *)b->w.xqc + (uint64_t)first * c->hidden, (real *)b->w.y + (uint64_t)first * c->hidden, s);
+            experts_of(count, part, (real *)b->w.xqc + (uint64_t)first * c->hidden, (real *)b->w.y + (uint64_t)first * c->hidden);
         }
         launch_expand<A>(d, n, b->w.y, s);
         if (draft || !b->tap) return;
@@ -600,12 +680,15 @@ template <class A> struct forward {
     }
 
     void rings() {
-        launch_quantise<A>(d.features, b->w.features_q, (int64_t)plan->rows * c->target_count * c->hidden / 32, s);
-        linear(b->model->main_proj, by_row(b->w.features_q, (int64_t)c->target_count * c->hidden), b->w.main_x, true);
+        dev_rows f_rows = by_row(tensor ? d.features : b->w.features_q, (int64_t)c->target_count * c->hidden);
+        if (!tensor) launch_quantise<A>(d.features, b->w.features_q, (int64_t)plan->rows * c->target_count * c->hidden / 32, s);
+        pack(f_rows, b->w.ct);
+        linear8(b->model->main_proj, f_rows, b->w.ct, b->w.main_x);
         launch_norm<A>(d, n, W(b->model->main_norm), b->w.main_x, c->hidden, b->w.main_x, s);
+        pack(by_place(b->w.main_x, c->hidden), b->w.ct);
         for (int32_t stage = 0; stage < c->stages; stage++) {
             const cedar_block *k = &b->model->blocks[c->layers + stage];
-            linear(k->wkv, by_place(b->w.main_x, c->hidden), b->w.kv, true);
+            linear8(k->wkv, by_place(b->w.main_x, c->hidden), b->w.ct, b->w.kv);
             launch_window_rows<A>(d, n, W(k->kv_norm), b->w.kv, 0, s);
             tap_rows(b, CEDAR_TAP_RING, stage, plan, list, n, d.window_rows, true, b->l.ring_row_bytes, b->l.ring_row_bytes, TAP_BYTES, 1);
             launch_commit_ring<A>(d, n, (uint32_t)(c->layers + stage), s);

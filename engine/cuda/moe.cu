@@ -108,14 +108,30 @@ template <class A> static __global__ void sum_kernel(dev d, dev_moe m, void *y) 
     }
 }
 
-template <class A> void launch_moe(const dev &d, uint32_t n, const dev_moe &m, const void *xq, void *y, cudaStream_t s) {
-    unsigned slots = (unsigned)m.per_token + 1;
+template <class A> void launch_route(uint32_t n, const dev_moe &m, cudaStream_t s) {
     route_kernel<A><<<n, 128, 2 * m.experts * sizeof(typename A::real), s>>>(m);
-    up_kernel<A><<<dim3((m.moe_dim + WARPS - 1) / WARPS, slots, n), 32 * WARPS, 0, s>>>(d, m, xq);
-    act_kernel<A><<<dim3(n, slots), 128, 0, s>>>(m);
-    down_kernel<A><<<dim3((d.hidden + WARPS - 1) / WARPS, slots, n), 32 * WARPS, 0, s>>>(d, m);
+}
+
+template <class A> void launch_act(uint32_t n, const dev_moe &m, cudaStream_t s) {
+    act_kernel<A><<<dim3(n, (unsigned)m.per_token + 1), 128, 0, s>>>(m);
+}
+
+template <class A> void launch_expert_sum(const dev &d, uint32_t n, const dev_moe &m, void *y, cudaStream_t s) {
     sum_kernel<A><<<n, 256, 0, s>>>(d, m, y);
 }
 
-#define INSTANTIATE(A) template void launch_moe<A>(const dev &, uint32_t, const dev_moe &, const void *, void *, cudaStream_t);
+template <class A> void launch_moe(const dev &d, uint32_t n, const dev_moe &m, const void *xq, void *y, cudaStream_t s) {
+    unsigned slots = (unsigned)m.per_token + 1;
+    launch_route<A>(n, m, s);
+    up_kernel<A><<<dim3((m.moe_dim + WARPS - 1) / WARPS, slots, n), 32 * WARPS, 0, s>>>(d, m, xq);
+    launch_act<A>(n, m, s);
+    down_kernel<A><<<dim3((d.hidden + WARPS - 1) / WARPS, slots, n), 32 * WARPS, 0, s>>>(d, m);
+    launch_expert_sum<A>(d, n, m, y, s);
+}
+
+#define INSTANTIATE(A) \
+    template void launch_moe<A>(const dev &, uint32_t, const dev_moe &, const void *, void *, cudaStream_t); \
+    template void launch_route<A>(uint32_t, const dev_moe &, cudaStream_t); \
+    template void launch_act<A>(uint32_t, const dev_moe &, cudaStream_t); \
+    template void launch_expert_sum<A>(const dev &, uint32_t, const dev_moe &, void *, cudaStream_t);
 CEDAR_ARITHMETICS(INSTANTIATE)

@@ -1,0 +1,12 @@
+/* Hardware descriptions: small Lua files that return one table of figures, each with its source. No Lua type here. */
+#ifndef CEDAR_LUA_HARDWARE_H
+#define CEDAR_LUA_HARDWARE_H
+
+#include "sim/cost.h"
+
+/* Reads a description: `return { name = "...", gpus = { 1, "why" }, ... }`. Figures are numbers, or a number and its
+ * source. Unknown keys, missing figures and figures out of range are CEDAR_E_FORMAT and name file and key. The file runs
+ * without any library and with an instruction limit. */
+cedar_status cedar_hardware_load(const char *path, cedar_hardware *out, cedar_err *err) CEDAR_USE_RESULT;
+
+#endif

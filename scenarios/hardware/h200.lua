@@ -1,0 +1,20 @@
+-- One NVIDIA H200 SXM. Rates are what was measured or published for it; efficiencies are what open kernels reach today,
+-- as far as figures are public. They are assumptions of a model, to be replaced by a calibration against logged steps.
+return {
+  name = "h200",
+  gpus              = { 1,       "one GPU serves a replica" },
+  hbm_bytes         = { 141e9,   "data sheet" },
+  copy_bytes_s      = { 4.3e12,  "large device-to-device copy and the best M=1 GEMM of public tables: 4.23-4.3 TB/s" },
+  matmul_flop_s     = { 790e12,  "8192^3 bf16 product on random data, measured 758-790 TFLOP/s" },
+  attention_flop_s  = { 410e12,  "published sparse decode attention on the same chip with less memory (H800): 410 TFLOP/s" },
+  indexer_flop_s    = { 770e12,  "published FP8 index scores on H200, prefill chunk after 128 K: about 770 TFLOP/s" },
+  memory_efficiency = { 0.55,    "assumption: open M=1 kernels reach 0.3-0.75 of it, launches apart" },
+  matmul_efficiency = { 0.75,    "assumption: public MoE and block-FP8 tables give 0.6-0.9 of the bf16 rate" },
+  attention_efficiency = { 1,    "the rate above is of the kernel itself" },
+  indexer_efficiency   = { 1,    "the rate above is of the kernel itself" },
+  kernels_per_layer = { 18,      "15-20 kernels a layer without mega-kernels" },
+  launch_ns         = { 970,     "0.97 us per node of a 1000-node graph, measured on one H200" },
+  eager_launch_ns   = { 6500,    "6.5 us per eager launch, measured on one H200" },
+  step_host_ns      = { 50000,   "assumption: planning, input copies and sampling" },
+  host_link_bytes_s = { 55e9,    "PCIe 5 x16 as usually reached" },
+}

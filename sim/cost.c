@@ -1,0 +1,194 @@
+/* The cost model. */
+#include "sim/cost.h"
+
+#include <math.h>
+#include <stddef.h>
+#include <string.h>
+
+#define KEY(name, lo, hi, value, help) { #name, offsetof(cedar_hardware, name), lo, hi, value, help }
+
+const cedar_hardware_key *cedar_hardware_keys(size_t *count) {
+    static const cedar_hardware_key keys[] = {
+        KEY(gpus, 1, 1024, NAN, "GPUs that serve one replica together"),
+        KEY(hbm_bytes, 1e6, 1e15, NAN, "device memory of one GPU, bytes"),
+        KEY(copy_bytes_s, 1e6, 1e15, NAN, "bandwidth of a large copy, bytes read plus written per second"),
+        KEY(matmul_flop_s, 1e6, 1e19, NAN, "dense matrix rate in the precision used, operations per second"),
+        KEY(attention_flop_s, 1e6, 1e19, NAN, "rate of the sparse attention core, operations per second"),
+        KEY(indexer_flop_s, 1e6, 1e19, NAN, "rate of index scores, operations per second"),
+        KEY(memory_efficiency, 0.01, 1, 1, "share of copy_bytes_s that weight and cache reads reach"),
+        KEY(matmul_efficiency, 0.01, 1, 1, "share of matmul_flop_s that layers reach"),
+        KEY(attention_efficiency, 0.01, 1, 1, "share of attention_flop_s that is reached"),
+        KEY(indexer_efficiency, 0.01, 1, 1, "share of indexer_flop_s that is reached"),
+        KEY(kernels_per_layer, 0, 1000, NAN, "kernel launches of one layer"),
+        KEY(launch_ns, 0, 1e6, NAN, "gap between two kernels of a graph, ns"),
+        KEY(eager_launch_ns, 0, 1e6, NAN, "gap between two launches without a graph, ns"),
+        KEY(step_host_ns, 0, 1e9, 0, "planning, input copies and results of a step, ns"),
+        KEY(allreduce_ns, 0, 1e9, 0, "one all-reduce of a few rows, ns; used with more than one GPU"),
+        KEY(link_bytes_s, 1, 1e15, 1e12, "large all-reduces, bytes per second of one GPU"),
+        KEY(host_link_bytes_s, 1, 1e15, 1e11, "host to device, bytes per second"),
+        KEY(dollars_hour, 0, 1e6, 0, "price of one GPU for an hour, 0 = unknown"),
+    };
+    *count = sizeof keys / sizeof *keys;
+    return keys;
+}
+
+static cedar_status check_hardware(const cedar_hardware *hw, cedar_err *err) {
+    size_t count;
+    const cedar_hardware_key *k = cedar_hardware_keys(&count);
+    for (size_t i = 0; i < count; i++) {
+        double v;
+        memcpy(&v, (const char *)hw + k[i].offset, sizeof v);
+        if (!(v >= k[i].lo && v <= k[i].hi))
+            return cedar_fail(err, CEDAR_E_ARG, "hardware \"%s\": %s is %g, allowed are %g to %g (%s)", hw->name, k[i].key, v, k[i].lo,
+                              k[i].hi, k[i].help);
+    }
+    return CEDAR_OK;
+}
+
+double cedar_cost_experts_touched(const cedar_config *c, uint32_t rows) {
+    double miss = 1 - (double)c->experts_per_token / c->experts, base = miss, power = 1;
+    for (uint32_t n = rows; n; n >>= 1) {
+        if (n & 1) power *= base;
+        base *= base;
+    }
+    return c->experts * (1 - power);
+}
+
+double cedar_cost_weight_bytes(const cedar_config *c, bool tables) {
+    cedar_memory_plan p;
+    cedar_err err;
+    if (cedar_plan_memory(c, NULL, &p, &err)) return INFINITY;
+    return (double)(p.weight_bytes - (tables ? 0 : p.engram_table_bytes));
+}
+
+/* E4M3 codes with a scale byte per 32x32 tile; E2M1 nibbles with one per 32 (spec/model.md 3.2, 3.3). */
+static double fp8_bytes(double parameters) { return parameters * (1 + 1.0 / 1024); }
+static double fp4_bytes(double parameters) { return parameters * (0.5 + 1.0 / 32); }
+
+cedar_status cedar_cost_make(const cedar_config *c, const cedar_hardware *hw, cedar_graphs graphs, cedar_cost *out, cedar_err *err) {
+    cedar_status st = check_hardware(hw, err);
+    if (st) return st;
+    double d = c->hidden, heads = (double)c->heads * c->head_dim, ql = c->q_lora, lora = (double)c->o_groups * c->o_lora;
+    double attention = ql * d + heads * ql + c->head_dim * d + lora * (heads / c->o_groups) + d * lora;
+    double expert = 3.0 * c->moe_dim * d, router = c->experts * d, mix = 2.0 * (2 + c->hc) * c->hc * c->hc * d;
+    *out = (cedar_cost){
+        .hw = *hw, .c = c, .graphs = graphs,
+        .layer_bytes = fp8_bytes(attention + expert) + 2 * router + 4 * mix,
+        .source_bytes = 2 * (2.0 * c->head_dim * d + (double)c->index_dim * c->head_dim),
+        .index_bytes = fp8_bytes((double)c->index_heads * c->index_dim * ql) + 2.0 * c->index_heads * d,
+        .expert_bytes = fp4_bytes(expert),
+        .head_bytes = 2.0 * c->vocab * d,
+        .layer_flop = 2 * (attention + (c->experts_per_token + 1) * expert + router + mix),
+        .core_flop = 4 * heads,
+        .score_flop = 2.0 * c->index_heads * c->index_dim,
+        .kv_key_bytes = c->head_dim / 2.0 + c->head_dim / 16.0,
+        .window_key_bytes = c->head_dim + c->head_dim / 32.0,
+        .index_key_bytes = c->index_dim / 2.0 + c->index_dim / 32.0,
+    };
+    return CEDAR_OK;
+}
+
+static double larger(double a, double b) { return a > b ? a : b; }
+static double smaller(double a, double b) { return a < b ? a : b; }
+
+/* Sums over a plan's rows: how many run in a layer group, and their contexts. */
+typedef struct rows_sum {
+    double rows, context;           /* context: sum of positions seen, pos + 1 per row */
+} rows_sum;
+
+static void add_rows(rows_sum *s, uint32_t pos, uint32_t rows) {
+    s->rows += rows;
+    s->context += (double)rows * pos + (double)rows * ((double)rows + 1) / 2;
+}
+
+/* Entries scored by one index source: all that are visible, or inside the candidate pool. */
+static double scored_entries(const cedar_cost *k, int32_t layer, const rows_sum *s) {
+    const cedar_config *c = k->c;
+    double visible = s->context / c->ratio[layer];
+    if (c->candidate_source < 0 || layer <= c->candidate_source) return visible;
+    return smaller(visible, s->rows * (double)c->candidate_blocks * c->candidate_block);
+}
+
+typedef struct price {
+    double weights_ns, matmul_ns, dense_ns, attention_ns, indexer_ns, layers, bytes, flop;
+} price;
+
+/* Adds layers [first, last) run on rows `s`. Weights are read once; per-row work adds up. */
+static void add_layers(const cedar_cost *k, int32_t first, int32_t last, const rows_sum *s, price *p) {
+    const cedar_config *c = k->c;
+    if (s->rows <= 0 || last <= first) return;
+    double bw = k->hw.gpus * k->hw.copy_bytes_s * k->hw.memory_efficiency, layers = last - first;
+    double bytes = layers * (k->layer_bytes + cedar_cost_experts_touched(c, (uint32_t)s->rows) * k->expert_bytes);
+    double flop = layers * s->rows * k->layer_flop, mean = s->context / s->rows;
+    for (int32_t i = first; i < last; i++) {
+        double keys = smaller(mean, c->window);
+        if (c->is_kv_source[i]) bytes += k->source_bytes;
+        if (c->ratio[i] > 0) keys += smaller(mean / c->ratio[i], c->index_topk);
+        double key_bytes = s->rows * (smaller(mean, c->window) * k->window_key_bytes +
+                                      (c->ratio[i] > 0 ? smaller(mean / c->ratio[i], c->index_topk) * k->kv_key_bytes : 0));
+        double core = s->rows * keys * k->core_flop;
+        p->attention_ns += larger(key_bytes / bw, core / (k->hw.gpus * k->hw.attention_flop_s * k->hw.attention_efficiency)) * 1e9;
+        p->bytes += key_bytes;
+        p->flop += core;
+        if (!c->is_index_source[i]) continue;
+        bytes += k->index_bytes;
+        double entries = scored_entries(k, i, s), score = entries * k->score_flop;
+        /* rows of one prompt share the keys they scan; the bytes of a scan count once per 64 rows */
+        double scan_bytes = entries * k->index_key_bytes / larger(1, smaller(s->rows, 64));
+        p->indexer_ns += larger(scan_bytes / bw, score / (k->hw.gpus * k->hw.indexer_flop_s * k->hw.indexer_efficiency)) * 1e9;
+        p->bytes += scan_bytes;
+        p->flop += score;
+    }
+    double weights_ns = bytes / bw * 1e9, matmul_ns = flop / (k->hw.gpus * k->hw.matmul_flop_s * k->hw.matmul_efficiency) * 1e9;
+    p->weights_ns += weights_ns;
+    p->matmul_ns += matmul_ns;
+    p->dense_ns += larger(weights_ns, matmul_ns);
+    p->layers += layers;
+    p->bytes += bytes;
+    p->flop += flop;
+}
+
+static int64_t whole(double ns) { return (int64_t)(ns + 0.5); }
+
+/* With graphs "full" a trimmed step replays the whole batch's graph: nothing is trimmed (spec/replay.md 2.7). With
+ * "split" both pieces are graphs; with "off" every launch is eager. */
+static int64_t total_of(const cedar_cost *k, const price *p, double rows, double logits, bool trimmed, cedar_cost_parts *parts) {
+    double gap = k->graphs == CEDAR_GRAPHS_OFF ? k->hw.eager_launch_ns : k->hw.launch_ns;
+    double launch = p->layers * k->hw.kernels_per_layer * gap + (trimmed && k->graphs == CEDAR_GRAPHS_SPLIT ? 4 * k->hw.launch_ns : 0);
+    double link = k->hw.gpus > 1 ? 2 * p->layers * (k->hw.allreduce_ns + rows * k->c->hidden * 2 / k->hw.link_bytes_s * 1e9) : 0;
+    double head = logits > 0 ? k->head_bytes / (k->hw.gpus * k->hw.copy_bytes_s * k->hw.memory_efficiency) * 1e9 : 0;
+    double total = p->dense_ns + p->attention_ns + p->indexer_ns + launch + link + head + k->hw.step_host_ns;
+    if (parts)
+        *parts = (cedar_cost_parts){ .weights_ns = whole(p->weights_ns), .matmul_ns = whole(p->matmul_ns),
+                                     .attention_ns = whole(p->attention_ns), .indexer_ns = whole(p->indexer_ns), .head_ns = whole(head),
+                                     .launch_ns = whole(launch), .link_ns = whole(link), .host_ns = whole(k->hw.step_host_ns),
+                                     .total_ns = whole(total), .bytes = p->bytes + (logits > 0 ? k->head_bytes : 0), .flop = p->flop };
+    return whole(total);
+}
+
+int64_t cedar_cost_step_ns(const cedar_cost *k, const cedar_step_plan *plan, cedar_cost_parts *parts) {
+    rows_sum all = { 0, 0 }, kept = { 0, 0 };
+    for (uint32_t i = 0; i < plan->entry_count; i++) {
+        const cedar_plan_entry *e = &plan->entries[i];
+        add_rows(&all, e->pos, e->rows);
+        add_rows(&kept, e->pos + e->rows - e->kept, e->kept);
+    }
+    bool trimmed = plan->trimmed && k->graphs != CEDAR_GRAPHS_FULL;
+    const rows_sum *late = trimmed ? &kept : &all;
+    int32_t cut = k->c->cut;
+    price p = { 0 };
+    add_layers(k, 0, cut, &all, &p);
+    add_layers(k, cut, cut + 1, plan->cut == CEDAR_CUT_AFTER ? &all : late, &p);
+    add_layers(k, cut + 1, k->c->layers, late, &p);
+    return total_of(k, &p, all.rows, plan->logits, trimmed, parts);
+}
+
+int64_t cedar_cost_predict_ns(const cedar_cost *k, uint32_t decode_rows, uint32_t context_mean, uint32_t prefill_rows,
+                              uint32_t prefill_pos) {
+    rows_sum s = { decode_rows, (double)decode_rows * context_mean };
+    add_rows(&s, prefill_pos, prefill_rows);
+    if (s.rows <= 0) return 0;
+    price p = { 0 };
+    add_layers(k, 0, k->c->layers, &s, &p);
+    return total_of(k, &p, s.rows, s.rows, false, NULL);
+}

@@ -1,0 +1,87 @@
+/* The cost model: what a step plan takes on described hardware, in whole nanoseconds, without any numerics.
+ *
+ * A step is priced as bytes over bandwidth, operations over rate, launches and all-reduces (docs/METHOD.md "Modelled
+ * time"). It is a model: figures made with it are marked "modelled" wherever they appear.
+ * Determinism: +, -, *, / and comparisons of doubles only, rounded once: the same integer on every machine.
+ * Threads: pure functions. Allocation: none. */
+#ifndef CEDAR_SIM_COST_H
+#define CEDAR_SIM_COST_H
+
+#include "engine/engine.h"
+
+/* Hardware as scenarios/hardware/NAME.lua describes it; rates are of one GPU, before the efficiencies. */
+typedef struct cedar_hardware {
+    char name[64];
+    double gpus;                    /* that serve one replica together */
+    double hbm_bytes;               /* per GPU */
+    double copy_bytes_s;            /* bytes read plus written by a large copy */
+    double matmul_flop_s;           /* dense layers and experts */
+    double attention_flop_s;        /* sparse attention core */
+    double indexer_flop_s;          /* index scores */
+    double memory_efficiency;       /* share of copy_bytes_s that weight and cache reads reach */
+    double matmul_efficiency, attention_efficiency, indexer_efficiency;
+    double kernels_per_layer;       /* launches of one layer */
+    double launch_ns;               /* between two kernels of a graph */
+    double eager_launch_ns;         /* between two launches without a graph */
+    double step_host_ns;            /* planning, input copies, sampling, results: once a step */
+    double allreduce_ns;            /* one all-reduce of a few rows; used when gpus > 1 */
+    double link_bytes_s;            /* large all-reduces, per GPU */
+    double host_link_bytes_s;       /* host to device */
+    double dollars_hour;            /* per GPU; 0 = unknown */
+} cedar_hardware;
+
+/* One member of the description. */
+typedef struct cedar_hardware_key {
+    const char *key;
+    size_t offset;                  /* of the double in cedar_hardware */
+    double lo, hi, value_default;   /* default NaN: must be given */
+    const char *help;
+} cedar_hardware_key;
+
+const cedar_hardware_key *cedar_hardware_keys(size_t *count);
+
+typedef enum cedar_graphs { CEDAR_GRAPHS_FULL, CEDAR_GRAPHS_SPLIT, CEDAR_GRAPHS_OFF } cedar_graphs;
+
+/* A shape on hardware, with everything that does not depend on the plan. */
+typedef struct cedar_cost {
+    cedar_hardware hw;
+    const cedar_config *c;          /* borrowed */
+    cedar_graphs graphs;
+    double layer_bytes;             /* per layer: attention, shared expert, router, mHC */
+    double source_bytes;            /* per KV source: compressor and index key weights */
+    double index_bytes;             /* per index source: indexer query weights */
+    double expert_bytes;            /* one routed expert */
+    double head_bytes;
+    double layer_flop;              /* per row and layer, without attention core and indexer */
+    double core_flop;               /* per row, layer and key */
+    double score_flop;              /* per row and scored entry */
+    double kv_key_bytes, window_key_bytes, index_key_bytes;
+} cedar_cost;
+
+/* Where a step's time goes, nanoseconds. */
+typedef struct cedar_cost_parts {
+    int64_t weights_ns, matmul_ns;  /* the larger of the two counts, per group of layers */
+    int64_t attention_ns, indexer_ns, head_ns, launch_ns, link_ns, host_ns;
+    int64_t total_ns;
+    double bytes, flop;             /* counted, all GPUs */
+} cedar_cost_parts;
+
+/* `c` must outlive the cost. A description that lacks a figure or holds an impossible one is CEDAR_E_ARG. */
+cedar_status cedar_cost_make(const cedar_config *c, const cedar_hardware *hw, cedar_graphs graphs, cedar_cost *out,
+                             cedar_err *err) CEDAR_USE_RESULT;
+
+/* Price of a plan; parts may be NULL. */
+int64_t cedar_cost_step_ns(const cedar_cost *k, const cedar_step_plan *plan, cedar_cost_parts *parts);
+
+/* Price of a step of `decode_rows` decoding sequences of context_mean tokens and a prompt chunk of prefill_rows that
+ * starts at prefill_pos (0 rows: none). For admission under a speed floor. */
+int64_t cedar_cost_predict_ns(const cedar_cost *k, uint32_t decode_rows, uint32_t context_mean, uint32_t prefill_rows,
+                              uint32_t prefill_pos);
+
+/* Expected distinct experts of `rows` tokens with uniform routing: E (1 - (1 - k/E)^rows) (spec/performance.md 2.2). */
+double cedar_cost_experts_touched(const cedar_config *c, uint32_t rows);
+
+/* Bytes of weights that the GPUs must hold together: all tensors but the Engram tables (host memory) unless `tables`. */
+double cedar_cost_weight_bytes(const cedar_config *c, bool tables);
+
+#endif
