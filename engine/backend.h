@@ -20,6 +20,7 @@ typedef struct cedar_seq_state {
 
 typedef struct cedar_backend {
     const char *name;
+    bool makes_weights;         /* can fill a seeded model's weights itself */
     /* Working memory of an engine with these options, without pool, sequences and weights. */
     uint64_t (*workspace_bytes)(const cedar_config *c, const cedar_engine_opts *o);
     cedar_status (*open)(const cedar_model *m, const cedar_engine_opts *o, const cedar_layout *l, void **self, cedar_err *err);

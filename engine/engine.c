@@ -70,8 +70,9 @@ cedar_status cedar_engine_open(const cedar_model *model, const cedar_engine_opts
     if (st) return st;
     const cedar_backend *b = cedar_backend_find(opts->backend ? opts->backend : "cpu");
     if (!b) return cedar_fail(err, CEDAR_E_UNSUPPORTED, "backend \"%s\" is not in this build, which has " CEDAR_BACKENDS, opts->backend);
-    if (model->embed.kind == CEDAR_W_NONE && b != &cedar_backend_none)
-        return cedar_fail(err, CEDAR_E_ARG, "backend \"%s\" needs weights, and the model is a shape only", b->name);
+    if (!model->embed.data && b != &cedar_backend_none && !(model->seeded && b->makes_weights))
+        return cedar_fail(err, CEDAR_E_ARG, "backend \"%s\" needs weights in host memory, and the model has none there",
+                          b->name);
     cedar_engine *e = cedar_calloc(1, sizeof *e);
     if (!e) return cedar_fail(err, CEDAR_E_OOM, "no memory for an engine");
     *e = (cedar_engine){ .model = model, .config = c, .opts = *opts, .backend = b };

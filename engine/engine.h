@@ -82,6 +82,10 @@ cedar_status cedar_model_open(const char *dir, cedar_model **out, cedar_err *err
 cedar_status cedar_model_synth(const cedar_config *config, uint64_t seed, uint64_t bytes_max, cedar_model **out,
                                cedar_err *err) CEDAR_USE_RESULT;
 
+/* A model whose weights the backend makes on its device from the seed: the same bits as cedar_model_synth, without host
+ * memory. For backends that can ("cuda"). */
+cedar_status cedar_model_seeded(const cedar_config *config, uint64_t seed, cedar_model **out, cedar_err *err) CEDAR_USE_RESULT;
+
 /* A model without weights, for the backend "none" and modelled time. */
 cedar_status cedar_model_shape(const cedar_config *config, cedar_model **out, cedar_err *err) CEDAR_USE_RESULT;
 
@@ -198,6 +202,7 @@ typedef struct cedar_engine_opts {
     uint32_t step_seqs;         /* most entries in one step */
     uint32_t verify_rows;       /* most rows cedar_seq_truncate may take back */
     bool wo_a_fp8;              /* deployment variant: quantise the input of wo_a with FP8Q32 (spec/model.md 2.8) */
+    bool eager;                 /* GPU backends: launch kernels one by one instead of as graphs */
     uint64_t weight_cache_bytes;/* decode weights ahead if they fit this; else per use. Same bits either way. */
 } cedar_engine_opts;
 

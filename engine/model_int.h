@@ -52,6 +52,8 @@ struct cedar_model {
     cedar_weight main_proj, main_norm, draft_norm;              /* drafter: [D, targets*D], [D], [D] */
     cedar_weight markov_embed, markov_head, confidence;         /* [vocab, rank] twice, [1, D + rank] */
     int32_t *token_map;                                         /* [vocab] */
+    bool seeded;                                                /* weights have shapes but no bytes: a backend makes */
+    uint64_t seed;                                              /* them from this seed (synth.c) */
     char origin[256];                                           /* "checkpoint PATH" or "synthetic seed N" */
     void *storage;                                              /* mapped files or owned bytes; checkpoint.c, synth.c */
     void (*storage_free)(void *storage);

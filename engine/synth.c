@@ -246,3 +246,25 @@ done:
     cedar_model_close(m);
     return st;
 }
+
+static cedar_status shape_tensor(void *self, const cedar_tensor_info *t, cedar_err *err) {
+    (void)self;
+    (void)err;
+    *t->slot = (cedar_weight){ .kind = t->kind, .rows = t->rows, .cols = t->cols };
+    return CEDAR_OK;
+}
+
+cedar_status cedar_model_seeded(const cedar_config *config, uint64_t seed, cedar_model **out, cedar_err *err) {
+    cedar_model *m = NULL;
+    cedar_status st = cedar_model_new(config, &m, err);
+    if (!st) st = cedar_tensors_visit(config, m, shape_tensor, NULL, err);
+    if (st) {
+        cedar_model_close(m);
+        return st;
+    }
+    m->seeded = true;
+    m->seed = seed;
+    snprintf(m->origin, sizeof m->origin, "synthetic seed %llu", (unsigned long long)seed);
+    *out = m;
+    return CEDAR_OK;
+}

@@ -55,7 +55,25 @@ struct staging {
     uint32_t *pos, *active, *kept, *first_kept, *logit_rows;
 };
 
+/* A step captured as a graph: everything after the input copies. Two steps of the same key differ in inputs only. */
+struct graph_key {
+    uint32_t rows, kept, entries, logits;
+    int32_t cut;
+    bool trimmed, want_logits, want_argmax;
+};
+
+struct graph_slot {
+    graph_key key;
+    cudaGraphExec_t exec;
+    uint64_t used;                      /* for replacing the least recently used */
+};
+
+enum { GRAPHS_MAX = 64 };
+
 struct cuda_backend {
+    graph_slot graphs[GRAPHS_MAX];
+    uint64_t graph_clock;
+    bool use_graphs;
     const cedar_model *model;
     const cedar_config *c;
     cedar_engine_opts o;
@@ -171,7 +189,7 @@ static void carve_work(carver &m, work &w, const cedar_config *c, const cedar_en
     w.moe.out = m.take(batch * (k + 1) * dm, b);
     w.argmax = (int32_t *)m.take(r, 4);
     w.draft_ids = (int32_t *)m.take(block, 4);
-    w.logits = (float *)m.take(max_u64(HEAD_BATCH, block) * c->vocab, 4);
+    w.logits = (float *)m.take(max_u64(r, block) * c->vocab, 4);
     w.confidence = (float *)m.take(block, 4);
     w.freq = (double *)m.take(c->rope_dim, sizeof(double));
     w.engram = (int64_t *)m.take((uint64_t)CEDAR_ENGRAM_LAYERS_MAX * 3 * CEDAR_ENGRAM_ROWS_MAX, 8);
@@ -227,6 +245,7 @@ struct upload {
     carver m;
     uint32_t count;
     bool copy;
+    cedar_synth_recipe *recipe;     /* on the device */
 };
 
 static cedar_status upload_visit(void *self, const cedar_tensor_info *t, cedar_err *err) {
@@ -237,6 +256,14 @@ static cedar_status upload_visit(void *self, const cedar_tensor_info *t, cedar_e
     if (!u->copy) return CEDAR_OK;
     dev_weight w = { t->slot->kind, t->slot->rows, t->slot->cols, at, at_scale };
     u->b->weight[t->slot->index] = w;
+    if (u->b->model->seeded) {
+        cedar_synth_recipe r;
+        cedar_synth_recipe_make(u->b->model->seed, t, &r);
+        cedar_status made = check(cudaMemcpy(u->recipe, &r, sizeof r, cudaMemcpyHostToDevice), "copying a recipe", err);
+        if (made) return made;
+        launch_synth(u->recipe, w, at, at_scale, scale, u->b->stream);
+        return check(cudaStreamSynchronize(u->b->stream), "making weights", err);
+    }
     cedar_status st = check(cudaMemcpy(at, t->slot->data, data, cudaMemcpyHostToDevice), "copying weights", err);
     if (!st && scale) st = check(cudaMemcpy(at_scale, t->slot->scale, scale, cudaMemcpyHostToDevice), "copying scales", err);
     return st;
@@ -260,7 +287,7 @@ static cedar_status upload_experts(cuda_backend *b, int32_t i, cedar_err *err) {
 
 static cedar_status upload_weights(cuda_backend *b, cedar_err *err) {
     cedar_model *m = (cedar_model *)(uintptr_t)b->model;    /* the visitor hands out slots; nothing is changed */
-    upload u = { b, { NULL, 0 }, 0, false };
+    upload u = { b, { NULL, 0 }, 0, false, NULL };
     cedar_status st = cedar_tensors_visit(b->c, m, upload_visit, &u, err);
     if (st) return st;
     int32_t blocks = b->c->layers + b->c->stages;
@@ -276,7 +303,9 @@ static cedar_status upload_weights(cuda_backend *b, cedar_err *err) {
     u.m.base = b->weights_mem;
     u.m.used = 0;
     u.copy = true;
-    st = cedar_tensors_visit(b->c, m, upload_visit, &u, err);
+    if (m->seeded) st = check(cudaMalloc(&u.recipe, sizeof *u.recipe), "taking memory for a recipe", err);
+    if (!st) st = cedar_tensors_visit(b->c, m, upload_visit, &u, err);
+    cudaFree(u.recipe);
     for (int32_t i = 0; i < blocks && !st; i++) st = upload_experts(b, i, err);
     return st;
 }
@@ -286,6 +315,8 @@ static cedar_status upload_weights(cuda_backend *b, cedar_err *err) {
 static void cuda_close(void *self) {
     cuda_backend *b = (cuda_backend *)self;
     if (!b) return;
+    for (int i = 0; i < GRAPHS_MAX; i++)
+        if (b->graphs[i].exec) cudaGraphExecDestroy(b->graphs[i].exec);
     if (b->stream) cudaStreamDestroy(b->stream);
     cudaFree(b->weights_mem);
     cudaFree(b->memory);
@@ -367,6 +398,7 @@ static cedar_status cuda_open(const cedar_model *m, const cedar_engine_opts *o, 
     b->c = &m->config;
     b->o = *o;
     b->l = *l;
+    b->use_graphs = !o->eager;
     cedar_status st = check(cudaStreamCreateWithFlags(&b->stream, cudaStreamNonBlocking), "making a stream", err);
     if (!st) st = upload_weights(b, err);
     if (!st) st = take_memory(b, err);
@@ -695,22 +727,68 @@ template <class A> struct forward {
         }
     }
 
-    cedar_status logits(cedar_step_out *out, cedar_err *err) {
-        cedar_status st = CEDAR_OK;
-        uint32_t *all = b->w.logit_rows;
-        for (uint32_t first = 0; first < plan->logits && !st; first += HEAD_BATCH) {
+    /* Logits land in w.all_logits, tokens in w.argmax. */
+    void logits(bool want) {
+        for (uint32_t first = 0; first < plan->logits; first += HEAD_BATCH) {
             n = plan->logits - first < HEAD_BATCH ? plan->logits - first : HEAD_BATCH;
-            d.active = all + first;
+            d.active = b->w.logit_rows + first;
             launch_collapse<A>(d, n, d.pre, W(b->model->norm), b->w.xc, NULL, false, s);
             linear(b->model->head, by_place(b->w.xc, c->hidden), b->w.head, false);
-            launch_logits<A>(d, n, b->w.head, out->logits ? b->w.logits : NULL, b->w.argmax + first, c->vocab, s);
-            if (out->logits)
-                st = check(cudaMemcpyAsync(out->logits + (uint64_t)first * c->vocab, b->w.logits, (uint64_t)n * c->vocab * 4, cudaMemcpyDeviceToHost, s),
-                           "reading logits", err);
+            launch_logits<A>(d, n, b->w.head, want ? b->w.logits + (uint64_t)first * c->vocab : NULL, b->w.argmax + first, c->vocab, s);
         }
+    }
+
+    cedar_status read_results(cedar_step_out *out, cedar_err *err) {
+        cedar_status st = CEDAR_OK;
+        if (out->logits)
+            st = check(cudaMemcpyAsync(out->logits, b->w.logits, (uint64_t)plan->logits * c->vocab * 4, cudaMemcpyDeviceToHost, s), "reading logits", err);
         if (!st && out->argmax)
             st = check(cudaMemcpyAsync(out->argmax, b->w.argmax, (uint64_t)plan->logits * 4, cudaMemcpyDeviceToHost, s), "reading tokens", err);
         return st;
+    }
+
+    /* All launches of a step; nothing here reads a result. */
+    void launches(const cedar_step_out *out) {
+        d.active = b->w.active;
+        launch_begin<A>(d, n, b->w.freq, s);
+        launch_embed<A>(d, n, W(b->model->embed), s);
+        for (int32_t layer = 0; layer < c->layers; layer++) layer_step(layer);
+        if (c->stages) rings();
+        if (out->logits || out->argmax) logits(out->logits != NULL);
+    }
+
+    graph_slot *find_graph(const graph_key &key) {
+        graph_slot *oldest = &b->graphs[0];
+        for (int i = 0; i < GRAPHS_MAX; i++) {
+            graph_slot *g = &b->graphs[i];
+            if (g->exec && memcmp(&g->key, &key, sizeof key) == 0) return g;
+            if (g->used < oldest->used) oldest = g;
+        }
+        if (oldest->exec) cudaGraphExecDestroy(oldest->exec);
+        oldest->exec = NULL;
+        oldest->key = key;
+        return oldest;
+    }
+
+    /* Runs the launches as a graph, captured at the first step of its kind. */
+    cedar_status run_graph(const cedar_step_out *out, cedar_err *err) {
+        graph_key key;
+        memset(&key, 0, sizeof key);
+        key.rows = plan->rows; key.kept = plan->kept; key.entries = plan->entry_count; key.logits = plan->logits;
+        key.cut = plan->cut; key.trimmed = plan->trimmed; key.want_logits = out->logits != NULL; key.want_argmax = out->argmax != NULL;
+        graph_slot *g = find_graph(key);
+        g->used = ++b->graph_clock;
+        if (!g->exec) {
+            cudaGraph_t graph = NULL;
+            cedar_status st = check(cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal), "beginning a graph", err);
+            if (st) return st;
+            launches(out);
+            st = check(cudaStreamEndCapture(s, &graph), "capturing a graph", err);
+            if (!st) st = check(cudaGraphInstantiate(&g->exec, graph, 0), "building a graph", err);
+            if (graph) cudaGraphDestroy(graph);
+            if (st) return st;
+        }
+        return check(cudaGraphLaunch(g->exec, s), "launching a graph", err);
     }
 
     void stage_inputs(const cedar_seq_state *seqs) {
@@ -744,14 +822,11 @@ template <class A> struct forward {
 
     static cedar_status step(cuda_backend *b, const cedar_step_plan *plan, const cedar_seq_state *seqs, cedar_step_out *out, cedar_err *err) {
         forward f = { b, b->d, b->c, b->stream, plan, plan->rows, b->h.active, false };
-        f.stage_inputs(seqs);
-        f.d.active = b->w.active;
-        launch_begin<A>(f.d, f.n, b->w.freq, f.s);
-        launch_embed<A>(f.d, f.n, f.W(b->model->embed), f.s);
-        for (int32_t layer = 0; layer < f.c->layers; layer++) f.layer_step(layer);
-        if (f.c->stages) f.rings();
         cedar_status st = CEDAR_OK;
-        if (out->logits || out->argmax) st = f.logits(out, err);
+        f.stage_inputs(seqs);
+        if (b->use_graphs && !b->tap && !b->inject) st = f.run_graph(out, err);
+        else f.launches(out);
+        if (!st) st = f.read_results(out, err);
         if (!st) st = check(cudaStreamSynchronize(f.s), "a step", err);
         return st ? st : check(cudaGetLastError(), "a launch in a step", err);
     }
@@ -926,6 +1001,6 @@ extern "C" bool cedar_cuda_present(void) {
 }
 
 extern "C" const cedar_backend cedar_backend_cuda = {
-    "cuda", cuda_workspace_bytes, cuda_open, cuda_close, cuda_seq_reset, cuda_page_copy, cuda_step, cuda_draft, cuda_snap_bytes,
+    "cuda", true, cuda_workspace_bytes, cuda_open, cuda_close, cuda_seq_reset, cuda_page_copy, cuda_step, cuda_draft, cuda_snap_bytes,
     cuda_snap_save, cuda_snap_load, cuda_tap, cuda_inject, cuda_read_entry, cuda_read_open, cuda_poison,
 };

@@ -14,6 +14,9 @@ struct dev_rows {
     bool indexed;
 };
 
+/* synth.cu: seeded weights, the same bits as engine/synth.c; recipe on the device */
+void launch_synth(const cedar_synth_recipe *recipe, const dev_weight &w, uint8_t *data, uint8_t *scale, uint64_t scale_count, cudaStream_t s);
+
 /* streams.cu: embedding, mHC, norms */
 template <class A> void launch_begin(const dev &d, uint32_t n, const double *freq, cudaStream_t s);   /* rotation tables */
 template <class A> void launch_embed(const dev &d, uint32_t n, const dev_weight &embed, cudaStream_t s);
