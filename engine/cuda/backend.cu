@@ -44,9 +44,10 @@ struct work {
     /* bf16 only: FP8 codes of the layer's input (by row), of the low-rank query, of whatever is multiplied next, of pairs */
     dev_codes cx, cq, ct, ca;
     expert_tiles tiles;
+    attention_work attention;
 };
 
-enum { SCORE_BATCH = 64, MOE_BATCH = 2048, HEAD_BATCH = 64 };    /* rows worked on at once where a row needs much room */
+enum { SCORE_BATCH = 64, ATTENTION_BATCH = 256, MOE_BATCH = 2048, HEAD_BATCH = 64 };    /* rows worked on at once where a row needs much room */
 
 /* Inputs of a step, in pinned memory. */
 struct staging {
@@ -155,6 +156,13 @@ static void carve_tensor(carver &m, work &w, const cedar_config *c, uint64_t r) 
     w.tiles.tile_first = (uint32_t *)m.take(w.tiles.tiles_max, 4);
     w.tiles.tile_count = (uint32_t *)m.take(w.tiles.tiles_max, 4);
     w.tiles.tile_total = (uint32_t *)m.take(1, 4);
+    uint64_t rows = r < ATTENTION_BATCH ? r : ATTENTION_BATCH;
+    w.attention.keys_max = (c->window + c->index_topk + 63) / 64 * 64;
+    w.attention.keys = (dev_key *)m.take(rows * w.attention.keys_max, sizeof(dev_key));
+    w.attention.fp4 = (uint8_t *)m.take(rows * w.attention.keys_max, 1);
+    w.attention.count = (int32_t *)m.take(rows, 4);
+    w.attention.logits = (float *)m.take(rows * c->heads * w.attention.keys_max, 4);
+    w.attention.total = (float *)m.take(rows * c->heads, 4);
 }
 
 static void carve_work(carver &m, work &w, const cedar_config *c, const cedar_engine_opts &o, uint64_t r, uint64_t b) {
@@ -574,10 +582,10 @@ template <class A> struct forward {
         for (uint32_t first = 0; first < n; first += SCORE_BATCH) {
             uint32_t count = n - first < SCORE_BATCH ? n - first : SCORE_BATCH;
             if (b->tap) {
-                launch_scores<A>(d, first, count, b->w.iq, b->w.ig, part, ratio, false, s);
+                scores(first, count, part, ratio, false);
                 tap_scores(b, layer, plan, list, first, count, ratio);
             }
-            launch_scores<A>(d, first, count, b->w.iq, b->w.ig, part, ratio, restricted, s);
+            scores(first, count, part, ratio, restricted);
             if (layer == c->candidate_source) {
                 launch_pool<A>(d, first, count, ratio, s);
                 if (b->tap) tap_pool(b, layer, plan, list, first, count, ratio);
@@ -693,6 +701,25 @@ template <class A> struct forward {
         free(row_h);
     }
 
+    void attend(const cedar_block *k, int32_t layer, int part, int lo) {
+        if constexpr (tensor) {
+            for (uint32_t first = 0; first < n; first += ATTENTION_BATCH)
+                tensor_attention(d, first, n - first < ATTENTION_BATCH ? n - first : ATTENTION_BATCH, layer, part, lo, (float *)b->w.q, W(k->attn_sink),
+                                 b->w.attention, s);
+        } else {
+            launch_attention<A>(d, n, layer, part, lo, b->w.q, W(k->attn_sink), s);
+        }
+    }
+
+    void scores(uint32_t first, uint32_t count, int part, int ratio, bool restricted) {
+        if constexpr (tensor)
+            if (c->index_dim == 128 && c->index_heads % 16 == 0) {
+                tensor_scores(d, first, count, (const float *)b->w.iq, (const float *)b->w.ig, part, ratio, restricted, s);
+                return;
+            }
+        launch_scores<A>(d, first, count, b->w.iq, b->w.ig, part, ratio, restricted, s);
+    }
+
     void layer_step(int32_t layer) {
         const cedar_block *k = &b->model->blocks[layer];
         int kind = c->ratio[layer] > 0, lo = layer < c->cut ? 0 : layer == c->cut ? 1 : 2;
@@ -702,7 +729,7 @@ template <class A> struct forward {
         if (at_cut && plan->cut != CEDAR_CUT_AFTER) keep();
         query(k, kind);
         if (c->is_index_source[layer]) select(k, layer);
-        launch_attention<A>(d, n, layer, c->kv_source_of[layer] >= 0 && kind ? b->l.part_of[c->kv_source_of[layer]] : -1, lo, b->w.q, W(k->attn_sink), s);
+        attend(k, layer, kind ? b->l.part_of[c->kv_source_of[layer]] : -1, lo);
         output(k, kind);
         ffn(k, layer, false);
         if (at_cut && plan->cut == CEDAR_CUT_AFTER) keep();

@@ -72,28 +72,38 @@ template <class A> void launch_scores(const dev &d, uint32_t first, uint32_t n, 
 /* Monotone integer key of a score: larger score, larger key; -0 equals +0; -inf and NaN give 0, which is never picked. */
 static __device__ unsigned long long key_of(double s) {
     if (!(s > -INFINITY)) return 0;
-    if (s == 0) s = 0.0;
     unsigned long long u = (unsigned long long)__double_as_longlong(s + 0.0);
     return u >> 63 ? ~u : u | 0x8000000000000000ull;
 }
+static __device__ unsigned key_of(float s) {
+    if (!(s > -INFINITY)) return 0;
+    unsigned u = __float_as_uint(s + 0.0f);
+    return u >> 31 ? ~u : u | 0x80000000u;
+}
+template <class R> struct key_type;
+template <> struct key_type<double> { typedef unsigned long long type; };
+template <> struct key_type<float> { typedef unsigned type; };
 
 /* Picks the best k of score [count] by one block: radix select of the k-th key, then ascending compaction, taking the
  * lowest ids among equal keys. name(i) is what is written. Returns how many. */
 template <class R, class Name> static __device__ int select_block(const R *score, int64_t count, int k, int32_t *out, Name name) {
+    typedef typename key_type<R>::type Key;
+    enum { TOP = 8 * sizeof(Key) - 8 };
     __shared__ unsigned hist[256];
-    __shared__ unsigned long long prefix, remaining;
+    __shared__ Key prefix;
+    __shared__ unsigned long long remaining;
     __shared__ unsigned base_above, base_equal, warp_above[32], warp_equal[32];
     if (threadIdx.x == 0) {
         prefix = 0;
         remaining = k;
     }
     __syncthreads();
-    for (int shift = 56; shift >= 0; shift -= 8) {
+    for (int shift = TOP; shift >= 0; shift -= 8) {
         for (int b = threadIdx.x; b < 256; b += blockDim.x) hist[b] = 0;
         __syncthreads();
         for (int64_t i = threadIdx.x; i < count; i += blockDim.x) {
-            unsigned long long u = key_of((double)score[i]);
-            if (u && (shift == 56 || u >> (shift + 8) == prefix >> (shift + 8))) atomicAdd(&hist[u >> shift & 255], 1u);    /* counts: order cannot matter */
+            Key u = key_of(score[i]);
+            if (u && (shift == TOP || u >> (shift + 8) == prefix >> (shift + 8))) atomicAdd(&hist[u >> shift & 255], 1u);    /* counts: order cannot matter */
         }
         __syncthreads();
         if (threadIdx.x == 0) {
@@ -101,7 +111,7 @@ template <class R, class Name> static __device__ int select_block(const R *score
             int b = 255;
             for (; b > 0 && hist[b] < left; b--) left -= hist[b];
             remaining = left;
-            prefix |= (unsigned long long)b << shift;
+            prefix |= (Key)b << shift;
         }
         __syncthreads();
     }
@@ -111,7 +121,7 @@ template <class R, class Name> static __device__ int select_block(const R *score
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
     for (int64_t i0 = 0; i0 < count; i0 += blockDim.x) {
         int64_t i = i0 + threadIdx.x;
-        unsigned long long u = i < count ? key_of((double)score[i]) : 0;
+        Key u = i < count ? key_of(score[i]) : 0;
         bool above = u > prefix, equal = u && u == prefix;
         unsigned ma = __ballot_sync(0xffffffffu, above), me = __ballot_sync(0xffffffffu, equal);
         if (lane == 0) {
@@ -164,7 +174,7 @@ template <class A> static __global__ void select_kernel(dev d, uint32_t first, i
 }
 
 template <class A> void launch_select(const dev &d, uint32_t first, uint32_t n, int ratio, bool pooled, cudaStream_t s) {
-    select_kernel<A><<<n, 256, 0, s>>>(d, first, ratio, pooled);
+    select_kernel<A><<<n, 1024, 0, s>>>(d, first, ratio, pooled);
 }
 
 template <class A> static __global__ void pool_kernel(dev d, uint32_t first, int ratio) {
@@ -185,7 +195,7 @@ template <class A> static __global__ void pool_kernel(dev d, uint32_t first, int
 }
 
 template <class A> void launch_pool(const dev &d, uint32_t first, uint32_t n, int ratio, cudaStream_t s) {
-    pool_kernel<A><<<n, 256, 0, s>>>(d, first, ratio);
+    pool_kernel<A><<<n, 1024, 0, s>>>(d, first, ratio);
 }
 
 #define INSTANTIATE(A) \

@@ -32,23 +32,43 @@ template <class A> void launch_embed(const dev &d, uint32_t n, const dev_weight 
     embed_kernel<A><<<n, 256, 0, s>>>(d, embed);
 }
 
-/* One block per (row, projection): fixed order of the sum whatever else runs. */
-template <class A> static __global__ void hc_project(dev d, dev_weight fn) {
+enum { HC_ROWS = 4, HC_OUTPUTS = 6 };
+
+/* HC_ROWS rows by HC_OUTPUTS projections a block. Each sum runs over a thread's channels, then over the block's threads:
+ * the same order whichever rows share the block. */
+template <class A> static __global__ void __launch_bounds__(256) hc_project(dev d, dev_weight fn, uint32_t count) {
     typedef typename A::real real;
-    uint32_t row = d.active[blockIdx.x];
     int64_t width = (int64_t)d.hc * d.hidden;
-    const real *h = (const real *)d.h + row * width;
-    const float *w = (const float *)fn.data + blockIdx.y * width;
-    double dot = 0, square = 0;
+    uint32_t first = blockIdx.x * HC_ROWS;
+    int n0 = blockIdx.y * HC_OUTPUTS;
+    const real *h[HC_ROWS];
+    const float *w[HC_OUTPUTS];
+    for (int r = 0; r < HC_ROWS; r++) h[r] = (const real *)d.h + d.active[first + r < count ? first + r : count - 1] * width;
+    for (int n = 0; n < HC_OUTPUTS; n++) w[n] = (const float *)fn.data + (n0 + n < fn.rows ? n0 + n : fn.rows - 1) * width;
+    double dot[HC_ROWS][HC_OUTPUTS] = {}, square[HC_ROWS] = {};
     for (int64_t k = threadIdx.x; k < width; k += blockDim.x) {
-        dot += (double)h[k] * (double)w[k];
-        square += (double)h[k] * (double)h[k];
+        double wk[HC_OUTPUTS];
+#pragma unroll
+        for (int n = 0; n < HC_OUTPUTS; n++) wk[n] = (double)w[n][k];
+#pragma unroll
+        for (int r = 0; r < HC_ROWS; r++) {
+            double x = (double)h[r][k];
+            square[r] += x * x;
+#pragma unroll
+            for (int n = 0; n < HC_OUTPUTS; n++) dot[r][n] += x * wk[n];
+        }
     }
-    dot = block_sum(dot);
-    square = block_sum(square);
-    if (threadIdx.x == 0)
-        ((real *)d.mixes)[(uint64_t)row * fn.rows + blockIdx.y] =
-            (real)dot / real_sqrt((real)square / (real)width + (real)d.norm_eps);
+#pragma unroll
+    for (int r = 0; r < HC_ROWS; r++) {
+        double sq = block_sum(square[r]);
+        real norm = real_sqrt((real)sq / (real)width + (real)d.norm_eps);
+#pragma unroll
+        for (int n = 0; n < HC_OUTPUTS; n++) {
+            double sum = block_sum(dot[r][n]);
+            if (threadIdx.x == 0 && first + r < count && n0 + n < fn.rows)
+                ((real *)d.mixes)[(uint64_t)d.active[first + r] * fn.rows + n0 + n] = (real)sum / norm;
+        }
+    }
 }
 
 template <class R> static __device__ void normalise(R *comb, int n, int step_in, int step_out, R eps) {
@@ -91,7 +111,7 @@ template <class A> static __global__ void hc_coefficients(dev d, dev_weight base
 }
 
 template <class A> void launch_hc(const dev &d, uint32_t n, const hc_site &site, void *pre, cudaStream_t s) {
-    hc_project<A><<<dim3(n, (unsigned)site.fn.rows), 256, 0, s>>>(d, site.fn);
+    hc_project<A><<<dim3((n + HC_ROWS - 1) / HC_ROWS, (unsigned)(site.fn.rows + HC_OUTPUTS - 1) / HC_OUTPUTS), 256, 0, s>>>(d, site.fn, n);
     hc_coefficients<A><<<(n + 31) / 32, 32, 0, s>>>(d, site.base, site.scale, pre, n);
 }
 

@@ -51,4 +51,31 @@ void tensor_sort(const int32_t *ids, uint32_t rows, int per_token, int experts, 
 void tensor_experts(const dev_weight *list, int64_t n_count, int64_t k_count, const dev_codes &x, int source_div, const expert_tiles &t,
                     bool few, float *y, int64_t ldy, cudaStream_t s);
 
+/* --- attention and index scores, bf16 arithmetic --------------------------------------------------------------------------------
+ *
+ * Attention of a batch of rows in three launches: logits of all keys; probabilities against the final maximum, rounded to
+ * bf16, and their unrounded sum with the sink; their product with the keys, keys ascending. A row's sums run over its own
+ * keys in order, so neither batch nor launch shape takes part (D1). */
+
+/* Keys of a batch's rows, filled by key_kernel: references to codes and scales. */
+struct dev_key {
+    const uint8_t *code, *scale;    /* NULL code: no key */
+};
+
+struct attention_work {
+    dev_key *keys;                  /* [rows, keys_max] */
+    uint8_t *fp4;                   /* [rows, keys_max] 1: global entry, 0: window record */
+    int32_t *count;                 /* [rows] */
+    float *logits;                  /* [rows, heads, keys_max]; probabilities after the second launch */
+    float *total;                   /* [rows, heads] */
+    int keys_max;                   /* a multiple of 64 */
+};
+
+/* Rows [first, first + n) of the list; part -1: no global entries. q [place, heads, head_dim] in, output in place. */
+void tensor_attention(const dev &d, uint32_t first, uint32_t n, int layer, int part, int lo_kind, float *q, const dev_weight &sink,
+                      const attention_work &w, cudaStream_t s);
+
+/* Scores as launch_scores, summed over the heads in a fixed tree. */
+void tensor_scores(const dev &d, uint32_t first, uint32_t n, const float *iq, const float *g, int part, int ratio, bool pooled, cudaStream_t s);
+
 #endif
