@@ -120,6 +120,7 @@ static void carve_rows(carver &m, dev &d, const cedar_config *c, const cedar_eng
     d.post = m.take(r * n, b);
     d.comb = m.take(r * n * n, b);
     d.mixes = m.take(r * (2 + n) * n, b);
+    d.hc_partial = (double *)m.take(r * HC_SPLITS * ((2 + n) * n + 1), sizeof(double));
     d.x = m.take(r * dm, b);
     d.xq = m.take(r * dm, b);
     d.table = m.take(2 * r * c->rope_dim, b);

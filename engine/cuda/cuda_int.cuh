@@ -122,6 +122,8 @@ struct dev_entry {
     int32_t history[CEDAR_NGRAM_MAX];   /* raw tokens at pos-1, pos-2, ...; -1 before the start */
 };
 
+enum { HC_SPLITS = 16 };        /* parts of the channels an mHC projection is summed in */
+
 /* Sizes and pointers; passed by value. Reals of the arithmetic are behind void pointers. */
 struct dev {
     int32_t hidden, hc, head_dim, heads, rope, window, q_lora, index_heads, index_dim, topk, cut, layers;
@@ -138,6 +140,7 @@ struct dev {
     int32_t *token_map;
     void *h, *pre, *pre_attn, *post, *comb, *mixes, *x, *xq, *table;   /* table [2, R, rope] cos, sin per pair */
     uint32_t row_max;
+    double *hc_partial;         /* [R, HC_SPLITS, (2 + n) n + 1] */
     uint8_t *window_rows;       /* [R, ring_row_bytes] */
     void *comp;                 /* [R, 2, head_dim] */
     int32_t *topk_ids;          /* [R, topk] */

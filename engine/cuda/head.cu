@@ -1,24 +1,37 @@
 /* Logits, greedy picks, and the drafter's Markov chain and confidence (spec/model.md 2.0, 2.11). */
 #include "engine/cuda/ops.cuh"
 
-/* Largest of value(v) for v < vocab, lowest id on ties, by one warp; lane 0 gets it. */
-template <class Value> static __device__ int32_t argmax_warp(int vocab, Value value) {
+/* Largest of value(v) for v < vocab, lowest id on ties, by the whole block; everyone gets it. */
+template <class Value> static __device__ int32_t argmax_block(int vocab, Value value) {
+    __shared__ double best_of[32];
+    __shared__ int32_t id_of[32];
     double best = -INFINITY;
     int32_t id = 0x7fffffff;
-    for (int v = threadIdx.x; v < vocab; v += 32) {
+    for (int v = threadIdx.x; v < vocab; v += blockDim.x) {
         double x = value(v);
         if (x > best) {
             best = x;
             id = v;
         }
     }
-    for (int o = 16; o; o /= 2) {
-        double other = __shfl_down_sync(0xffffffffu, best, o);
-        int32_t other_id = __shfl_down_sync(0xffffffffu, id, o);
-        if (other > best || (other == best && other_id < id)) {
-            best = other;
-            id = other_id;
+    for (int pass = 0; pass < 2; pass++) {
+        for (int o = 16; o; o /= 2) {
+            double other = __shfl_xor_sync(0xffffffffu, best, o);
+            int32_t other_id = __shfl_xor_sync(0xffffffffu, id, o);
+            if (other > best || (other == best && other_id < id)) {
+                best = other;
+                id = other_id;
+            }
         }
+        if (pass) break;
+        if (threadIdx.x % 32 == 0) {
+            best_of[threadIdx.x / 32] = best;
+            id_of[threadIdx.x / 32] = id;
+        }
+        __syncthreads();
+        bool there = threadIdx.x % 32 < blockDim.x / 32;
+        best = there ? best_of[threadIdx.x % 32] : -INFINITY;
+        id = there ? id_of[threadIdx.x % 32] : 0x7fffffff;
     }
     return id == 0x7fffffff ? 0 : id;
 }
@@ -28,20 +41,20 @@ template <class A> static __global__ void logits_kernel(const void *y, float *lo
     const real *row = (const real *)y + (uint64_t)blockIdx.x * vocab;
     if (logits)
         for (int v = threadIdx.x; v < vocab; v += blockDim.x) logits[(uint64_t)blockIdx.x * vocab + v] = (float)row[v];
-    if (!argmax || threadIdx.x >= 32) return;
-    int32_t id = argmax_warp(vocab, [&](int v) { return (double)row[v]; });
+    if (!argmax) return;
+    int32_t id = argmax_block(vocab, [&](int v) { return (double)row[v]; });
     if (threadIdx.x == 0) argmax[blockIdx.x] = id;
 }
 
 template <class A> void launch_logits(const dev &d, uint32_t n, const void *y, float *logits, int32_t *argmax, int vocab, cudaStream_t s) {
     (void)d;
-    if (n) logits_kernel<A><<<n, 256, 0, s>>>(y, logits, argmax, vocab);
+    if (n) logits_kernel<A><<<n, 1024, 0, s>>>(y, logits, argmax, vocab);
 }
 
-/* base + extra -> logits, and the greedy id, by one block of one warp. */
+/* base + extra -> logits, and the greedy id, by one block. */
 template <class A> static __global__ void markov_kernel(int vocab, const void *base, const void *extra, float *logits, int32_t *id) {
     typedef typename A::real real;
-    int32_t pick = argmax_warp(vocab, [&](int v) {
+    int32_t pick = argmax_block(vocab, [&](int v) {
         real s = ((const real *)base)[v] + ((const real *)extra)[v];
         if (logits) logits[v] = (float)s;
         return (double)s;
@@ -51,7 +64,7 @@ template <class A> static __global__ void markov_kernel(int vocab, const void *b
 
 template <class A> void launch_markov(const dev &d, int vocab, const void *base, const void *extra, float *logits, int32_t *id, cudaStream_t s) {
     (void)d;
-    markov_kernel<A><<<1, 32, 0, s>>>(vocab, base, extra, logits, id);
+    markov_kernel<A><<<1, 1024, 0, s>>>(vocab, base, extra, logits, id);
 }
 
 /* One row of a weight: row *id, or `forced` when id is NULL. */

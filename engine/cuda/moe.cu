@@ -15,20 +15,30 @@ template <class A> static __global__ void route_kernel(dev_moe m) {
         biased[e] = score[e] + (real)bias[e];
     }
     __syncthreads();
-    if (threadIdx.x) return;
+    if (threadIdx.x >= 32) return;
+    int lane = threadIdx.x;
     int32_t *ids = m.ids + (uint64_t)blockIdx.x * m.per_token;
     real *w = (real *)m.weight + (uint64_t)blockIdx.x * m.per_token, sum = 0;
     int n = 0;
     for (; n < m.per_token; n++) {      /* higher score, then lower id */
         int best = -1;
-        for (int e = 0; e < m.experts; e++)
+        for (int e = lane; e < m.experts; e += 32)
             if (biased[e] > -INFINITY && (best < 0 || biased[e] > biased[best])) best = e;
+        for (int o = 16; o; o /= 2) {
+            int other = __shfl_xor_sync(0xffffffffu, best, o);
+            if (other >= 0 && (best < 0 || biased[other] > biased[best] || (biased[other] == biased[best] && other < best))) best = other;
+        }
         if (best < 0) break;
-        biased[best] = -INFINITY;
-        int at = n;
-        for (; at > 0 && ids[at - 1] > best; at--) ids[at] = ids[at - 1];
-        ids[at] = best;
+        __syncwarp();
+        if (lane == 0) {
+            biased[best] = -INFINITY;
+            int at = n;
+            for (; at > 0 && ids[at - 1] > best; at--) ids[at] = ids[at - 1];
+            ids[at] = best;
+        }
+        __syncwarp();
     }
+    if (lane) return;
     for (int k = 0; k < n; k++) sum += score[ids[k]];
     for (int k = 0; k < n; k++) w[k] = score[ids[k]] / (sum + (real)1e-20) * (real)m.route_scale;
     for (int k = n; k < m.per_token; k++) {
@@ -113,11 +123,11 @@ template <class A> void launch_route(uint32_t n, const dev_moe &m, cudaStream_t 
 }
 
 template <class A> void launch_act(uint32_t n, const dev_moe &m, cudaStream_t s) {
-    act_kernel<A><<<dim3(n, (unsigned)m.per_token + 1), 128, 0, s>>>(m);
+    act_kernel<A><<<dim3(n, (unsigned)m.per_token + 1), 512, 0, s>>>(m);
 }
 
 template <class A> void launch_expert_sum(const dev &d, uint32_t n, const dev_moe &m, void *y, cudaStream_t s) {
-    sum_kernel<A><<<n, 256, 0, s>>>(d, m, y);
+    sum_kernel<A><<<n, 1024, 0, s>>>(d, m, y);
 }
 
 template <class A> void launch_moe(const dev &d, uint32_t n, const dev_moe &m, const void *xq, void *y, cudaStream_t s) {

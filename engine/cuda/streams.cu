@@ -1,6 +1,9 @@
 /* Streams: embedding, single-pass mHC, RMS norms, the drafter's features (spec/model.md 2.0-2.2). */
 #include "engine/cuda/ops.cuh"
 
+/* One number of threads for every batch: sums over a block depend on it. */
+enum { ROW_THREADS = 1024 };
+
 template <class A> static __global__ void tables(dev d, uint32_t n, const double *freq) {
     typedef typename A::real real;
     int pairs = d.rope / 2;
@@ -34,11 +37,12 @@ template <class A> void launch_embed(const dev &d, uint32_t n, const dev_weight 
 
 enum { HC_ROWS = 4, HC_OUTPUTS = 6 };
 
-/* HC_ROWS rows by HC_OUTPUTS projections a block. Each sum runs over a thread's channels, then over the block's threads:
- * the same order whichever rows share the block. */
+/* HC_ROWS rows by HC_OUTPUTS projections by one of HC_SPLITS parts of the channels a block. Each sum runs over a thread's
+ * channels, then the block's threads, then (in hc_coefficients) the parts: the same order whichever rows share a block.
+ * partial [row, HC_SPLITS, outputs + 1], the last one the sum of squares. */
 template <class A> static __global__ void __launch_bounds__(256) hc_project(dev d, dev_weight fn, uint32_t count) {
     typedef typename A::real real;
-    int64_t width = (int64_t)d.hc * d.hidden;
+    int64_t width = (int64_t)d.hc * d.hidden, begin = width * blockIdx.z / HC_SPLITS, end = width * (blockIdx.z + 1) / HC_SPLITS;
     uint32_t first = blockIdx.x * HC_ROWS;
     int n0 = blockIdx.y * HC_OUTPUTS;
     const real *h[HC_ROWS];
@@ -46,7 +50,7 @@ template <class A> static __global__ void __launch_bounds__(256) hc_project(dev 
     for (int r = 0; r < HC_ROWS; r++) h[r] = (const real *)d.h + d.active[first + r < count ? first + r : count - 1] * width;
     for (int n = 0; n < HC_OUTPUTS; n++) w[n] = (const float *)fn.data + (n0 + n < fn.rows ? n0 + n : fn.rows - 1) * width;
     double dot[HC_ROWS][HC_OUTPUTS] = {}, square[HC_ROWS] = {};
-    for (int64_t k = threadIdx.x; k < width; k += blockDim.x) {
+    for (int64_t k = begin + threadIdx.x; k < end; k += blockDim.x) {
         double wk[HC_OUTPUTS];
 #pragma unroll
         for (int n = 0; n < HC_OUTPUTS; n++) wk[n] = (double)w[n][k];
@@ -58,18 +62,37 @@ template <class A> static __global__ void __launch_bounds__(256) hc_project(dev 
             for (int n = 0; n < HC_OUTPUTS; n++) dot[r][n] += x * wk[n];
         }
     }
+    /* all sums of the block at once: pairs within a warp, then warps in turn */
+    enum { SUMS = HC_ROWS * (HC_OUTPUTS + 1) };
+    __shared__ double part[8][SUMS];
 #pragma unroll
-    for (int r = 0; r < HC_ROWS; r++) {
-        double sq = block_sum(square[r]);
-        real norm = real_sqrt((real)sq / (real)width + (real)d.norm_eps);
+    for (int r = 0; r < HC_ROWS; r++)
 #pragma unroll
-        for (int n = 0; n < HC_OUTPUTS; n++) {
-            double sum = block_sum(dot[r][n]);
-            if (threadIdx.x == 0 && first + r < count && n0 + n < fn.rows)
-                ((real *)d.mixes)[(uint64_t)d.active[first + r] * fn.rows + n0 + n] = (real)sum / norm;
+        for (int n = 0; n <= HC_OUTPUTS; n++) {
+            double v = n < HC_OUTPUTS ? dot[r][n < HC_OUTPUTS ? n : 0] : square[r];
+            for (int o = 16; o; o /= 2) v += __shfl_down_sync(0xffffffffu, v, o);
+            if (threadIdx.x % 32 == 0) part[threadIdx.x / 32][r * (HC_OUTPUTS + 1) + n] = v;
         }
-    }
+    __syncthreads();
+    if (threadIdx.x >= SUMS) return;
+    uint32_t r = threadIdx.x / (HC_OUTPUTS + 1);
+    int n = threadIdx.x % (HC_OUTPUTS + 1);
+    double sum = 0;
+    for (int i = 0; i < 8; i++) sum += part[i][threadIdx.x];
+    double *out = d.hc_partial + ((uint64_t)d.active[first + r < count ? first + r : count - 1] * HC_SPLITS + blockIdx.z) * (fn.rows + 1);
+    if (first + r >= count) return;
+    if (n == HC_OUTPUTS && blockIdx.y == 0) out[fn.rows] = sum;
+    if (n < HC_OUTPUTS && n0 + n < fn.rows) out[n0 + n] = sum;
 }
+
+/* Sum over four lanes whose numbers differ in the two bits from `step` on: ((0+1) + (2+3)) seen from each lane. */
+template <class R> static __device__ R quad_sum(R v, int step) {
+    v += __shfl_xor_sync(0xffffffffu, v, step);
+    return v + __shfl_xor_sync(0xffffffffu, v, 2 * step);
+}
+
+static __device__ inline double max_of(double a, double b) { return a > b ? a : b; }
+static __device__ inline float max_of(float a, float b) { return a > b ? a : b; }
 
 template <class R> static __device__ void normalise(R *comb, int n, int step_in, int step_out, R eps) {
     for (int o = 0; o < n; o++) {
@@ -79,40 +102,73 @@ template <class R> static __device__ void normalise(R *comb, int n, int step_in,
     }
 }
 
-template <class A> static __global__ void hc_coefficients(dev d, dev_weight base, dev_weight scale, void *pre_out, uint32_t count) {
-    typedef typename A::real real;
-    uint32_t i = blockIdx.x * blockDim.x + threadIdx.x;
-    if (i >= count) return;
-    uint32_t row = d.active[i];
-    int n = d.hc;
-    const real *m = (const real *)d.mixes + (uint64_t)row * (2 + n) * n;
-    const float *b = (const float *)base.data, *sc = (const float *)scale.data;
-    real *pre = (real *)pre_out + (uint64_t)row * n, *post = (real *)d.post + (uint64_t)row * n, eps = (real)d.hc_eps;
-    real *out = (real *)d.comb + (uint64_t)row * n * n, comb[CEDAR_HC_MAX * CEDAR_HC_MAX];
-    for (int k = 0; k < n; k++) {
-        pre[k] = sigmoid(m[k] * (real)sc[0] + (real)b[k]) + eps;
-        post[k] = 2 * sigmoid(m[n + k] * (real)sc[1] + (real)b[n + k]);
-    }
+/* comb of a row by one lane, for any number of streams. */
+template <class R> static __device__ void sinkhorn_serial(const R *m, const float *base, R scale, int n, int iters, R eps, R *out) {
+    R comb[CEDAR_HC_MAX * CEDAR_HC_MAX];
     for (int j = 0; j < n; j++) {
-        real *r = comb + j * n, top = -INFINITY, sum = 0;
+        R *r = comb + j * n, top = -INFINITY, sum = 0;
         for (int k = 0; k < n; k++) {
-            r[k] = m[2 * n + j * n + k] * (real)sc[2] + (real)b[2 * n + j * n + k];
+            r[k] = m[j * n + k] * scale + (R)base[j * n + k];
             if (r[k] > top) top = r[k];
         }
         for (int k = 0; k < n; k++) sum += r[k] = real_exp(r[k] - top);
         for (int k = 0; k < n; k++) r[k] = r[k] / sum + eps;
     }
     normalise(comb, n, n, 1, eps);
-    for (int k = 1; k < d.hc_iters; k++) {
+    for (int k = 1; k < iters; k++) {
         normalise(comb, n, 1, n, eps);
         normalise(comb, n, n, 1, eps);
     }
     for (int k = 0; k < n * n; k++) out[k] = comb[k];
 }
 
+/* One warp per row: lanes add up the parts of a projection each, then lane j n + k holds comb[j][k] where that fits. */
+template <class A> static __global__ void hc_coefficients(dev d, dev_weight base, dev_weight scale, void *pre_out, uint32_t count, int outputs) {
+    typedef typename A::real real;
+    uint32_t i = (blockIdx.x * blockDim.x + threadIdx.x) / 32;
+    int lane = threadIdx.x % 32, n = d.hc;
+    if (i >= count) return;
+    uint32_t row = d.active[i];
+    const double *partial = d.hc_partial + (uint64_t)row * HC_SPLITS * (outputs + 1);
+    const float *b = (const float *)base.data, *sc = (const float *)scale.data;
+    real *m = (real *)d.mixes + (uint64_t)row * outputs;
+    double square = 0;
+    for (int s = 0; s < HC_SPLITS; s++) square += partial[s * (outputs + 1) + outputs];
+    real norm = real_sqrt((real)square / (real)((int64_t)n * d.hidden) + (real)d.norm_eps), eps = (real)d.hc_eps;
+    for (int k = lane; k < outputs; k += 32) {
+        double sum = 0;
+        for (int s = 0; s < HC_SPLITS; s++) sum += partial[s * (outputs + 1) + k];
+        m[k] = (real)sum / norm;
+    }
+    __syncwarp();
+    if (lane < n) {
+        ((real *)pre_out)[(uint64_t)row * n + lane] = sigmoid(m[lane] * (real)sc[0] + (real)b[lane]) + eps;
+        ((real *)d.post)[(uint64_t)row * n + lane] = 2 * sigmoid(m[n + lane] * (real)sc[1] + (real)b[n + lane]);
+    }
+    real *out = (real *)d.comb + (uint64_t)row * n * n;
+    if (n != 4) {
+        if (lane == 0) sinkhorn_serial(m + 2 * n, b + 2 * n, (real)sc[2], n, d.hc_iters, eps, out);
+        return;
+    }
+    /* four lanes of a row (bits 0-1), four rows (bits 2-3); lanes 16-31 repeat lanes 0-15 */
+    int at = lane % 16;
+    real v = m[8 + at] * (real)sc[2] + (real)b[8 + at], top = v;
+    top = max_of(top, __shfl_xor_sync(0xffffffffu, top, 1));
+    top = max_of(top, __shfl_xor_sync(0xffffffffu, top, 2));
+    v = real_exp(v - top);
+    v = v / quad_sum(v, 1) + eps;
+    v /= quad_sum(v, 4) + eps;
+    for (int k = 1; k < d.hc_iters; k++) {
+        v /= quad_sum(v, 1) + eps;
+        v /= quad_sum(v, 4) + eps;
+    }
+    if (lane < 16) out[at] = v;
+}
+
 template <class A> void launch_hc(const dev &d, uint32_t n, const hc_site &site, void *pre, cudaStream_t s) {
-    hc_project<A><<<dim3((n + HC_ROWS - 1) / HC_ROWS, (unsigned)(site.fn.rows + HC_OUTPUTS - 1) / HC_OUTPUTS), 256, 0, s>>>(d, site.fn, n);
-    hc_coefficients<A><<<(n + 31) / 32, 32, 0, s>>>(d, site.base, site.scale, pre, n);
+    int outputs = (int)site.fn.rows;
+    hc_project<A><<<dim3((n + HC_ROWS - 1) / HC_ROWS, (unsigned)(outputs + HC_OUTPUTS - 1) / HC_OUTPUTS, HC_SPLITS), 256, 0, s>>>(d, site.fn, n);
+    hc_coefficients<A><<<(n + 3) / 4, 128, 0, s>>>(d, site.base, site.scale, pre, n, outputs);
 }
 
 /* x[k] of a row becomes its norm and, if xq is given, its FP8 round trip; all threads of the block take part. */
@@ -150,7 +206,7 @@ template <class A> static __global__ void collapse_kernel(dev d, const void *pre
 
 template <class A> void launch_collapse(const dev &d, uint32_t n, const void *pre, const dev_weight &gain, void *x, void *xq,
                                         bool out_indexed, cudaStream_t s) {
-    collapse_kernel<A><<<n, 256, 0, s>>>(d, pre, gain, x, xq, out_indexed);
+    collapse_kernel<A><<<n, ROW_THREADS, 0, s>>>(d, pre, gain, x, xq, out_indexed);
 }
 
 template <class A> static __global__ void norm_kernel(dev_weight gain, void *x, int64_t width, double eps, void *xq) {
@@ -159,7 +215,7 @@ template <class A> static __global__ void norm_kernel(dev_weight gain, void *x, 
 }
 
 template <class A> void launch_norm(const dev &d, uint32_t n, const dev_weight &gain, void *x, int64_t width, void *xq, cudaStream_t s) {
-    norm_kernel<A><<<n, 256, 0, s>>>(gain, x, width, d.norm_eps, xq);
+    norm_kernel<A><<<n, ROW_THREADS, 0, s>>>(gain, x, width, d.norm_eps, xq);
 }
 
 template <class A> static __global__ void quantise_kernel(const void *x, void *xq, int64_t count) {
@@ -192,7 +248,7 @@ template <class A> static __global__ void expand_kernel(dev d, const void *y_in)
     }
 }
 
-template <class A> void launch_expand(const dev &d, uint32_t n, const void *y, cudaStream_t s) { expand_kernel<A><<<n, 256, 0, s>>>(d, y); }
+template <class A> void launch_expand(const dev &d, uint32_t n, const void *y, cudaStream_t s) { expand_kernel<A><<<n, ROW_THREADS, 0, s>>>(d, y); }
 
 template <class A> static __global__ void feature_kernel(dev d, int slot) {
     typedef typename A::real real;
@@ -206,7 +262,7 @@ template <class A> static __global__ void feature_kernel(dev d, int slot) {
     }
 }
 
-template <class A> void launch_feature(const dev &d, uint32_t n, int slot, cudaStream_t s) { feature_kernel<A><<<n, 256, 0, s>>>(d, slot); }
+template <class A> void launch_feature(const dev &d, uint32_t n, int slot, cudaStream_t s) { feature_kernel<A><<<n, ROW_THREADS, 0, s>>>(d, slot); }
 
 #define INSTANTIATE(A) \
     template void launch_begin<A>(const dev &, uint32_t, const double *, cudaStream_t); \

@@ -64,10 +64,11 @@ struct fp8_tiles {
     const uint8_t *code, *scale;
     int64_t k_count;
     __device__ fp8_tiles(const dev_weight &w) : code(w.data), scale(w.scale), k_count(w.cols) {}
-    __device__ __forceinline__ void load(int64_t row, int64_t block, int t, uint32_t f[4]) const {
-        f16_of_fp8(*(const uint2 *)(code + row * k_count + block * 32 + 8 * t), f);
-    }
-    __device__ __forceinline__ float scale_of(int64_t row, int64_t block) const { return pow2(scale[row / 32 * (k_count / 32) + block]); }
+    typedef uint2 raw;
+    __device__ __forceinline__ raw fetch(int64_t row, int64_t block, int t) const { return *(const uint2 *)(code + row * k_count + block * 32 + 8 * t); }
+    static __device__ __forceinline__ void decode(raw v, uint32_t f[4]) { f16_of_fp8(v, f); }
+    __device__ __forceinline__ uint8_t fetch_scale(int64_t row, int64_t block) const { return scale[row / 32 * (k_count / 32) + block]; }
+    static __device__ __forceinline__ float decode_scale(uint8_t b) { return pow2(b); }
 };
 
 /* MXFP4; 2^14 undoes what f16_of_fp4 leaves out. */
@@ -75,10 +76,11 @@ struct fp4_rows {
     const uint8_t *code, *scale;
     int64_t k_count;
     __device__ fp4_rows(const dev_weight &w) : code(w.data), scale(w.scale), k_count(w.cols) {}
-    __device__ __forceinline__ void load(int64_t row, int64_t block, int t, uint32_t f[4]) const {
-        f16_of_fp4(*(const uint32_t *)(code + (row * k_count + block * 32) / 2 + 4 * t), f);
-    }
-    __device__ __forceinline__ float scale_of(int64_t row, int64_t block) const { return pow2(scale[row * (k_count / 32) + block]) * 16384.0f; }
+    typedef uint32_t raw;
+    __device__ __forceinline__ raw fetch(int64_t row, int64_t block, int t) const { return *(const uint32_t *)(code + (row * k_count + block * 32) / 2 + 4 * t); }
+    static __device__ __forceinline__ void decode(raw v, uint32_t f[4]) { f16_of_fp4(v, f); }
+    __device__ __forceinline__ uint8_t fetch_scale(int64_t row, int64_t block) const { return scale[row * (k_count / 32) + block]; }
+    static __device__ __forceinline__ float decode_scale(uint8_t b) { return pow2(b) * 16384.0f; }
 };
 
 /* What a launch works on: dense rows, or one tile of an expert's pairs. */
@@ -141,10 +143,10 @@ template <class Weights> static __global__ void __launch_bounds__(32 * FEW_WARPS
 #pragma unroll 4
     for (; b < end; b++) {
         uint32_t a0[4], a1[4], bx[4];
-        w.load(r0, b, t, a0);
-        w.load(r1, b, t, a1);
+        Weights::decode(w.fetch(r0, b, t), a0);
+        Weights::decode(w.fetch(r1, b, t), a1);
         f16_of_fp8(*(const uint2 *)(xc + b * 32), bx);
-        float p[4] = { 0, 0, 0, 0 }, w0 = w.scale_of(r0, b), w1 = w.scale_of(r1, b), x0 = pow2(s0[b]), x1 = pow2(s1[b]);
+        float p[4] = { 0, 0, 0, 0 }, w0 = Weights::decode_scale(w.fetch_scale(r0, b)), w1 = Weights::decode_scale(w.fetch_scale(r1, b)), x0 = pow2(s0[b]), x1 = pow2(s1[b]);
         mma_f16(p, a0[0], a1[0], a0[1], a1[1], bx[0], bx[1]);
         mma_f16(p, a0[2], a1[2], a0[3], a1[3], bx[2], bx[3]);
         acc[0] += p[0] * (x0 * w0);
@@ -211,8 +213,21 @@ template <class Weights, int WIDTH> static __global__ void __launch_bounds__(32 
         }
         if (threadIdx.x < WIDTH) ss[buf][threadIdx.x] = pow2(next_scale);
     };
+    /* weights of the next AHEAD blocks are on their way while a block is multiplied */
+    enum { AHEAD = 2 };
+    typename Weights::raw wr[AHEAD][4];
+    uint8_t wsr[AHEAD][4];
+    auto fetch_weights = [&](int64_t block, int slot) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            wr[slot][i] = w.fetch(rows[i], block, t);
+            wsr[slot][i] = w.fetch_scale(rows[i], block);
+        }
+    };
     int64_t b = 0;
     fetch(0);
+    fetch_weights(0, 0);
+    fetch_weights(blocks > 1 ? 1 : 0, 1);
     put(0);
     __syncthreads();
     for (int seg = 0; seg < SEGMENTS; seg++) {
@@ -224,9 +239,13 @@ template <class Weights, int WIDTH> static __global__ void __launch_bounds__(32 
             uint32_t a[4][4];
             float ws[4];
 #pragma unroll
-            for (int i = 0; i < 4; i++) {
-                w.load(rows[i], b, t, a[i]);
-                ws[i] = w.scale_of(rows[i], b);
+            for (int i = 0; i < 4; i++) {       /* slots by selection: an index known only at run time would spill */
+                Weights::decode(buf ? wr[1][i] : wr[0][i], a[i]);
+                ws[i] = Weights::decode_scale(buf ? wsr[1][i] : wsr[0][i]);
+            }
+            if (b + AHEAD < blocks) {
+                if (buf) fetch_weights(b + AHEAD, 1);
+                else fetch_weights(b + AHEAD, 0);
             }
 #pragma unroll
             for (int n = 0; n < TILES; n++) {
@@ -407,7 +426,7 @@ static __global__ void pack_kernel(const float *x, dev_codes out, const uint32_t
 }
 
 void tensor_pack(const float *x, const dev_codes &out, const uint32_t *list, uint32_t n, int64_t k_count, cudaStream_t s) {
-    pack_kernel<<<n, 256, 0, s>>>(x, out, list, k_count);
+    pack_kernel<<<n, 512, 0, s>>>(x, out, list, k_count);
 }
 
 /* From this many rows on the tile for many rows is faster. */
@@ -419,7 +438,7 @@ void tensor_codes(const dev_weight &w, int64_t n_first, int64_t n_count, const d
                   float *y, int64_t ldy, cudaStream_t s) {
     source src = { NULL, w, map.list, 1, map.stride, map.first, rows, NULL, NULL, NULL, NULL, true };
     if (rows <= FEW_ROWS) codes_few<fp8_tiles><<<dim3(ceil_div(n_count, 16), ceil_div(rows, FEW_T)), 32 * FEW_WARPS, 0, s>>>(src, n_first, n_count, x, y, ldy, 1);
-    else codes_many<fp8_tiles, MANY_T><<<dim3(ceil_div(n_count, MANY_N), ceil_div(rows, MANY_T)), 32 * MANY_WARPS, 0, s>>>(src, n_first, n_count, x, y, ldy, 1);
+    else codes_many<fp8_tiles, TILE_PAIRS><<<dim3(ceil_div(n_count, MANY_N), ceil_div(rows, TILE_PAIRS)), 32 * MANY_WARPS, 0, s>>>(src, n_first, n_count, x, y, ldy, 1);
 }
 
 void tensor_plain(const dev_weight &w, int64_t n_first, int64_t n_count, const float *x, int64_t ldx, const uint32_t *list, uint32_t rows,
@@ -433,15 +452,18 @@ uint32_t tensor_tiles_max(uint32_t rows, int per_token, int experts) {
     return pairs / TILE_PAIRS + (pairs < (uint32_t)experts ? pairs : (uint32_t)experts);
 }
 
-/* One thread per expert walks the ids in order; a scan over the experts places the lists. */
+/* One warp per expert walks the ids in order, 32 at a time; one thread places the lists. */
 static __global__ void sort_kernel(const int32_t *ids, uint32_t rows, int per_token, int experts, expert_tiles t) {
     extern __shared__ uint32_t counts[];    /* pairs, then tiles of each expert */
-    uint32_t *tiles = counts + experts;
-    for (int e = threadIdx.x; e < experts; e += blockDim.x) {
+    uint32_t *tiles = counts + experts, total = rows * per_token;
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
+    for (int e = warp; e < experts; e += warps) {
         uint32_t n = 0;
-        for (uint32_t i = 0; i < rows * per_token; i++) n += ids[i] == e;
-        counts[e] = n;
-        tiles[e] = (n + TILE_PAIRS - 1) / TILE_PAIRS;
+        for (uint32_t i = 0; i < total; i += 32) n += __popc(__ballot_sync(0xffffffffu, i + lane < total && ids[i + lane] == e));
+        if (lane == 0) {
+            counts[e] = n;
+            tiles[e] = (n + TILE_PAIRS - 1) / TILE_PAIRS;
+        }
     }
     __syncthreads();
     if (threadIdx.x == 0) {
@@ -449,7 +471,6 @@ static __global__ void sort_kernel(const int32_t *ids, uint32_t rows, int per_to
         for (int e = 0; e < experts; e++) {
             uint32_t n = counts[e], m = tiles[e];
             counts[e] = pair;
-            tiles[e] = tile;
             for (uint32_t i = 0; i < m; i++) {
                 t.tile_expert[tile + i] = e;
                 t.tile_first[tile + i] = pair + i * TILE_PAIRS;
@@ -461,16 +482,20 @@ static __global__ void sort_kernel(const int32_t *ids, uint32_t rows, int per_to
         *t.tile_total = tile;
     }
     __syncthreads();
-    for (int e = threadIdx.x; e < experts; e += blockDim.x) {
+    for (int e = warp; e < experts; e += warps) {
         uint32_t at = counts[e];
-        for (uint32_t i = 0; i < rows * per_token; i++)
-            if (ids[i] == e) t.pairs[at++] = i / per_token * (per_token + 1) + i % per_token;
+        for (uint32_t i = 0; i < total; i += 32) {
+            uint32_t k = i + lane;
+            bool mine = k < total && ids[k] == e;
+            unsigned mask = __ballot_sync(0xffffffffu, mine);
+            if (mine) t.pairs[at + __popc(mask & ((1u << lane) - 1))] = k / per_token * (per_token + 1) + k % per_token;
+            at += __popc(mask);
+        }
     }
 }
 
 void tensor_sort(const int32_t *ids, uint32_t rows, int per_token, int experts, const expert_tiles &t, cudaStream_t s) {
-    int threads = experts < 1024 ? (experts + 31) / 32 * 32 : 1024;
-    sort_kernel<<<1, threads, 2 * (size_t)experts * sizeof(uint32_t), s>>>(ids, rows, per_token, experts, t);
+    sort_kernel<<<1, 1024, 2 * (size_t)experts * sizeof(uint32_t), s>>>(ids, rows, per_token, experts, t);
 }
 
 void tensor_experts(const dev_weight *list, int64_t n_count, int64_t k_count, const dev_codes &x, int source_div, const expert_tiles &t,
