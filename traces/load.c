@@ -8,7 +8,10 @@
 #include "base/mem.h"
 #include "traces/traces_int.h"
 
-static const traces_reader *const readers[] = { &traces_weka, &traces_mooncake };
+static const traces_reader *const readers[] = {
+    &traces_weka, &traces_mooncake, &traces_otel, &traces_tracelab, &traces_llmservingsim, &traces_aiperf,
+    &traces_tracelab_csv, &traces_blis, &traces_azure, &traces_burstgpt, &traces_timed,
+};
 #define READER_COUNT (sizeof readers / sizeof *readers)
 
 bool traces_full(const traces_load *l) {
@@ -23,8 +26,12 @@ cedar_status traces_add(traces_load *l, const cedar_trace *t, cedar_err *err) {
     cedar_status st = traces_grow(&p, &l->trace_room, c->trace_count + 1u, sizeof *c->traces, err);
     if (st) return st;
     c->traces = p;
-    c->traces[c->trace_count++] = *t;
-    return CEDAR_OK;
+    cedar_trace *mine = &c->traces[c->trace_count];
+    *mine = *t;
+    if (l->opts.split_flattened) st = traces_split(l, mine, err);
+    if (!st) st = traces_barriers(l, mine, err);
+    if (!st) c->trace_count++;
+    return st;
 }
 
 cedar_status traces_broken(traces_load *l, cedar_status st, cedar_err *err) {
@@ -122,6 +129,45 @@ cedar_status traces_name_get(traces_load *l, const json_t *o, const char *where,
     return *out ? CEDAR_OK : cedar_fail(err, CEDAR_E_OOM, "%s: no memory for \"%s\"", where, key);
 }
 
+cedar_status traces_label_get(traces_load *l, const json_t *o, const char *where, const char *key, const char **out,
+                              cedar_err *err) {
+    const json_t *v = field(o, key);
+    *out = NULL;
+    if (!v) return CEDAR_OK;
+    if (!json_is_integer(v)) return traces_name_get(l, o, where, key, out, err);
+    char text[24];
+    int n = snprintf(text, sizeof text, "%lld", (long long)json_integer_value(v));
+    *out = traces_arena_string(l->arena, text, (size_t)n);
+    return *out ? CEDAR_OK : cedar_fail(err, CEDAR_E_OOM, "%s: no memory for \"%s\"", where, key);
+}
+
+cedar_status traces_stamp_get(const json_t *o, const char *where, const char *key, int64_t *out, bool *present,
+                              cedar_err *err) {
+    const json_t *v = field(o, key);
+    *present = v;
+    if (!v) return CEDAR_OK;
+    const char *text = json_string_value(v);
+    if (text && traces_stamp_parse(text, out)) return CEDAR_OK;
+    return cedar_fail(err, CEDAR_E_FORMAT, "%s: \"%s\" is \"%.40s\", it must be a date and time such as "
+                      "2026-02-25T10:00:00.000000Z", where, key, text ? text : "not a string");
+}
+
+cedar_status traces_model_add(traces_load *l, const char *where, const char *name, size_t bytes, const char **names,
+                              uint32_t *count, int32_t *out, cedar_err *err) {
+    uint32_t i = 0;
+    while (i < *count && strcmp(names[i], name)) i++;
+    if (i == *count) {
+        if (i == MODELS_MAX || bytes > NAME_BYTES_MAX)
+            return cedar_fail(err, CEDAR_E_FORMAT, "%s: at most %zu models with names of at most %zu bytes are allowed",
+                              where, MODELS_MAX, NAME_BYTES_MAX);
+        names[i] = traces_arena_string(l->arena, name, bytes);
+        if (!names[i]) return cedar_fail(err, CEDAR_E_OOM, "%s: no memory for a model's name", where);
+        ++*count;
+    }
+    *out = (int32_t)i;
+    return CEDAR_OK;
+}
+
 /* --- documents --------------------------------------------------------------------------------------------------- */
 
 static const char *skip_blank(const char *p, const char *end, int *line) {
@@ -135,21 +181,23 @@ static const char *line_end(const char *p, const char *end) {
     return e ? e : end;
 }
 
-static bool named_jsonl(const char *name) {
-    size_t n = strlen(name);
-    if (n > 3 && !strcmp(name + n - 3, ".gz")) n -= 3;
-    return n > 6 && !strncmp(name + n - 6, ".jsonl", 6);
-}
-
 static cedar_status find_reader(traces_load *l, const json_t *doc, cedar_err *err) {
     for (size_t i = 0; i < READER_COUNT && !l->reader; i++) {
+        if (!readers[i]->document) continue;
         bool wanted = l->opts.format == CEDAR_TRACE_AUTO ? readers[i]->probe(doc)
                                                           : readers[i]->format == l->opts.format;
         if (wanted) l->reader = readers[i];
     }
     if (l->reader) return CEDAR_OK;
-    return cedar_fail(err, CEDAR_E_FORMAT, "%s:%d: no known trace format: neither \"requests\" (weka) nor "
-                      "\"input_length\" (mooncake) is among its fields", l->name, l->line);
+    if (l->opts.format != CEDAR_TRACE_AUTO)
+        return cedar_fail(err, CEDAR_E_FORMAT, "%s:%d: %s is a table, not JSON", l->name, l->line,
+                          cedar_trace_format_name(l->opts.format));
+    return cedar_fail(err, CEDAR_E_FORMAT, "%s:%d: no known trace format: none of \"requests\" (weka), "
+                      "\"input_length\" (mooncake), \"spans\" (otel), \"input_tokens_total\" (tracelab), "
+                          "\"input_toks\" "
+                      "or \"sub_requests\" (llmservingsim), \"turns\" or \"text\" (aiperf) is among its fields",
+                          l->name,
+                      l->line);
 }
 
 static cedar_status read_document(traces_load *l, const char *p, const char *stop, cedar_err *err) {
@@ -231,11 +279,62 @@ static cedar_status read_lines(traces_load *l, const char *p, const char *end, c
     return CEDAR_OK;
 }
 
+static bool has_tail(const char *name, const char *tail) {
+    size_t n = strlen(name), m = strlen(tail);
+    if (n > 3 && !strcmp(name + n - 3, ".gz")) n -= 3;
+    return n > m && !strncmp(name + n - m, tail, m);
+}
+
+/* A table is a file called .csv, or anything that is not JSON when the format given is a table. */
+static bool is_table(const traces_load *l, char first) {
+    if (has_tail(l->name, ".csv")) return first != '{';
+    for (size_t i = 0; i < READER_COUNT; i++)
+        if (readers[i]->format == l->opts.format) return readers[i]->columns && first != '{';
+    return false;
+}
+
+/* "key: value" instead of columns in the first line that is not a comment. */
+static bool has_header(const char *p, const char *end) {
+    while (p < end && *p == '#') {
+        p = line_end(p, end);
+        if (p < end) p++;
+    }
+    while (p < end && *p != ':' && *p != ',' && *p != '\n') p++;
+    return p < end && *p == ':';
+}
+
+/* A table, perhaps with the header of a BLIS trace and a line "---" in front of it. */
+static cedar_status read_table(traces_load *l, const char *p, const char *end, cedar_err *err) {
+    if (has_header(p, end)) {
+        const char *q = p, *mark = NULL;
+        int line = l->line;
+        for (; q < end && !mark; q = q < end ? q + 1 : end, line++) {
+            const char *eol = line_end(q, end);
+            if (end - q >= 3 && !memcmp(q, "---", 3) && (eol - q == 3 || (eol - q == 4 && q[3] == '\r'))) mark = q;
+            q = eol;
+        }
+        if (!mark) {
+            cedar_status st = cedar_fail(err, CEDAR_E_FORMAT, "%s:%d: a header without a table; a line \"---\" stands "
+                                         "between them, or the table is a .csv file beside the header", l->name,
+                                             l->line);
+            return traces_broken(l, st, err);
+        }
+        cedar_status st = traces_blis_header(l, p, mark, l->line, err);
+        if (st) return traces_broken(l, st, err);
+        l->line = line;
+        l->from_disk = false;
+        p = q;
+    }
+    return traces_csv_read(l, p, end, readers, READER_COUNT, err);
+}
+
 static cedar_status read_text(traces_load *l, const char *text, size_t bytes, cedar_err *err) {
     const char *p = text, *end = text + bytes;
     l->reader = NULL;
     l->row_count = 0;
     l->file_space = 0;
+    l->ids_made = 0;
+    l->accumulate = false;
     l->line = 1;
     if (bytes >= 3 && !memcmp(p, "\xef\xbb\xbf", 3)) p += 3; /* a byte order mark, as some editors write */
     p = skip_blank(p, end, &l->line);
@@ -244,8 +343,9 @@ static cedar_status read_text(traces_load *l, const char *text, size_t bytes, ce
         return traces_broken(l, st, err);
     }
     cedar_status st;
-    if (!spans_lines(p, end)) st = read_lines(l, p, end, err);
-    else if (named_jsonl(l->name)) st = pretty_printed(l, err);
+    if (is_table(l, *p)) st = read_table(l, p, end, err);
+    else if (!spans_lines(p, end)) st = read_lines(l, p, end, err);
+    else if (has_tail(l->name, ".jsonl")) st = pretty_printed(l, err);
     else if ((st = read_one(l, p, end, "file", err))) st = traces_broken(l, st, err);
     if (!st && l->reader && l->reader->file_end) st = l->reader->file_end(l, err);
     return st;
@@ -285,13 +385,24 @@ static cedar_status load_end(traces_load *l, cedar_status st, cedar_corpus **out
     return CEDAR_OK;
 }
 
+/* The table of a BLIS header: NAME.csv for NAME.yaml. */
+static const char *table_of(traces_load *l, const char *path) {
+    size_t n = strlen(path), tail = n > 5 && !strcmp(path + n - 5, ".yaml") ? 5
+                                  : n > 4 && !strcmp(path + n - 4, ".yml") ? 4 : 0;
+    if (!tail) return traces_arena_string(l->arena, path, n);
+    char *name = traces_arena_alloc(l->arena, n - tail + 5, 1);
+    if (name) snprintf(name, n - tail + 5, "%.*s.csv", (int)(n - tail), path);
+    return name;
+}
+
 static cedar_status load_file(traces_load *l, const char *path, cedar_err *err) {
     char *text = NULL;
     size_t bytes = 0;
-    l->name = traces_arena_string(l->arena, path, strlen(path));
+    l->name = table_of(l, path);
     if (!l->name) return cedar_fail(err, CEDAR_E_OOM, "%s: no memory for its name", path);
-    cedar_status st = traces_file_read(path, &l->sha, &text, &bytes, err);
+    cedar_status st = traces_file_read(l->name, &l->sha, &text, &bytes, err);
     if (st) return traces_broken(l, st, err);
+    l->from_disk = true;
     l->corpus->bytes_read += bytes;
     st = read_text(l, text, bytes, err);
     cedar_free(text);

@@ -6,7 +6,7 @@
 
 typedef struct slot {
     int64_t id;
-    uint32_t space, used;
+    uint32_t space, used; /* used: how many ids there were with this one; 0: free */
 } slot;
 
 struct traces_seen {
@@ -60,7 +60,14 @@ bool traces_seen_add(traces_seen *s, uint32_t space, int64_t id) {
         if (!grow(s)) return false;
         i = find(s->slots, s->mask, space, id);
     }
-    s->slots[i] = (slot){ id, space, 1 };
-    s->count++;
+    s->slots[i] = (slot){ id, space, (uint32_t)++s->count };
     return true;
+}
+
+uint32_t traces_seen_number(const traces_seen *s, uint32_t space, int64_t id) {
+    return s->slots[find(s->slots, s->mask, space, id)].used - 1;
+}
+
+size_t traces_seen_count(const traces_seen *s) {
+    return s->count;
 }

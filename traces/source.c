@@ -140,7 +140,7 @@ static bool ends_with(const char *s, const char *tail) {
 }
 
 static bool is_trace_name(const char *name) {
-    static const char *const tails[] = { ".json", ".jsonl", ".json.gz", ".jsonl.gz" };
+    static const char *const tails[] = { ".json", ".jsonl", ".csv", ".json.gz", ".jsonl.gz", ".csv.gz" };
     for (size_t i = 0; i < sizeof tails / sizeof *tails; i++)
         if (name[0] != '.' && ends_with(name, tails[i])) return true;
     return false;
@@ -183,7 +183,7 @@ cedar_status traces_dir_list(const char *path, char ***paths, size_t *count, ced
     }
     closedir(d);
     if (!st && !n)
-        st = cedar_fail(err, CEDAR_E_FORMAT, "%s: no file here ends in .json, .jsonl, .json.gz or .jsonl.gz", path);
+        st = cedar_fail(err, CEDAR_E_FORMAT, "%s: no file here ends in .json, .jsonl or .csv, or these with .gz", path);
     if (st) {
         traces_paths_free(list, n);
         return st;

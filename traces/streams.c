@@ -1,6 +1,6 @@
-/* Owns what is derived from recorded times after a trace is read: delays, ends, spawns and joins.
- * Passes over the finished tree (splitting flattened agents, barriers between streams) belong here, behind
- * traces_streams_link. */
+/* Owns what is derived from recorded times after a trace is read: delays, ends, spawns and joins. */
+#include <stdio.h>
+
 #include "traces/traces_int.h"
 
 /* A subagent ends before a root turn when the turn starts at most this much earlier: recorded times are rounded. */
@@ -24,7 +24,7 @@ void traces_stream_times(cedar_stream *s) {
 /* First root turn behind the spawn turn that starts once the subagent is done; -1: none. Root turns are in time
  * order, so bisection finds it. */
 static int32_t find_join(const cedar_stream *root, const cedar_stream *s) {
-    uint32_t lo = (uint32_t)(s->spawn_turn + 1), hi = root->turn_count;
+    uint32_t lo = s->spawn_turn < 0 ? 1 : (uint32_t)s->spawn_turn + 1, hi = root->turn_count;
     while (lo < hi) {
         uint32_t mid = lo + (hi - lo) / 2;
         if (root->turns[mid].t_ns >= s->end_ns - JOIN_SLACK_NS) hi = mid;
@@ -37,11 +37,18 @@ void traces_streams_link(cedar_trace *t) {
     const cedar_stream *root = &t->streams[0];
     for (uint32_t i = 1; i < t->stream_count; i++) {
         cedar_stream *s = &t->streams[i];
-        const cedar_turn *spawn = &root->turns[s->spawn_turn];
-        int64_t offset = s->start_ns - (spawn->t_ns + spawn->api_ns);
+        const cedar_turn *spawn = s->spawn_turn < 0 ? NULL : &root->turns[s->spawn_turn];
+        int64_t offset = s->start_ns - (spawn ? spawn->t_ns + spawn->api_ns : root->start_ns);
         s->spawn_offset_ns = offset > 0 ? offset : 0;
         s->join_turn = find_join(root, s);
     }
+}
+
+size_t cedar_stream_name(const cedar_trace *t, uint32_t stream, char *buf, size_t size) {
+    const char *id = t->streams[stream].id;
+    const char *mark = stream == 0 || (id[0] == ':' && id[1] == ':') ? "" : "::sa:";
+    int n = snprintf(buf, size, "%s%s%s", t->id, mark, id);
+    return n > 0 ? (size_t)n : 0;
 }
 
 uint32_t cedar_turn_common_blocks(const cedar_turn *a, const cedar_turn *b) {

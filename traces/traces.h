@@ -212,6 +212,7 @@ size_t cedar_stream_name(const cedar_trace *t, uint32_t stream, char *buf, size_
 typedef enum cedar_loss {
     CEDAR_LOSS_STREAMS,         /* streams whose spawn or join is lost: they become sessions of their own */
     CEDAR_LOSS_SPAWN,           /* streams that start with the session, written as subagents of the first root turn */
+    CEDAR_LOSS_NAMES,           /* streams that got another name, because an earlier one has the same */
     CEDAR_LOSS_LEFT_OUT,        /* subagents that were left out when loading */
     CEDAR_LOSS_IDS,             /* turns whose block ids are lost; the length of the shared prefix is kept */
     CEDAR_LOSS_IDS_NUMBERED,    /* turns whose block ids are numbered anew, because ids of several spaces meet */

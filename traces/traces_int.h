@@ -31,9 +31,15 @@
 #define NS_PER_MS 1000000ll
 #define NS_PER_US 1000ll
 
-#define IDS_MADE_MAX ((size_t)1 << 26)       /* ids made for one file by formats that record none */
+/* Ids made for one file by formats that record none; few in sanitized builds, where memory is dear. */
+#ifdef CEDAR_SANITIZED
+#define IDS_MADE_MAX ((size_t)1 << 20)
+#else
+#define IDS_MADE_MAX ((size_t)1 << 26)
+#endif
 #define BARRIER_CELLS_MAX ((size_t)1 << 24)  /* streams times requests of one session with several streams */
 #define HASH_BLOCK_TOKENS 16                 /* tokens per id where cedar makes the ids */
+#define TEXT_ID_SPACE 0x40000000u            /* of ids hashed from texts: equal texts share, in whatever file */
 
 #define WHERE_BYTES 400                      /* "file:line: requests[12]" for messages */
 
@@ -64,7 +70,8 @@ typedef struct traces_row {
     uint32_t block_tokens; /* Mooncake */
     bool has_t, has_delay, has_wait;
     int64_t wait_ns;       /* after the turn, before the next one */
-    const char *group;     /* BLIS: name of a prefix that sessions share */
+    const char *group;     /* BLIS: name of a prefix that sessions share, */
+    uint32_t group_tokens; /* and its length */
     const char *model;
     const char *broken;    /* why the row, and so its session, is unusable; NULL for good ones */
 } traces_row;
@@ -182,7 +189,7 @@ cedar_status traces_stamp_get(const json_t *o, const char *where, const char *ke
 
 /* Text to numbers. A date with time, the zone being Z, +hh:mm or absent (UTC), with up to 9 decimals. */
 bool traces_stamp_parse(const char *text, int64_t *ns);
-/* A decimal number of `unit_ns`, exact: "0.7" in seconds is 700000000. false: no such number, negative, or above max. */
+/* A decimal number of `unit_ns`, exact: "0.7" in seconds is 700000000. false: no such number, or outside [0, max]. */
 bool traces_decimal_parse(const char *text, int64_t unit_ns, int64_t max_ns, int64_t *ns);
 
 /* Fields of a record. `column` is an index into the reader's columns. An empty field counts as absent; absent is an
@@ -260,6 +267,9 @@ traces_seen *traces_seen_new(void);
 void traces_seen_free(traces_seen *s);
 bool traces_seen_has(const traces_seen *s, uint32_t space, int64_t id);
 bool traces_seen_add(traces_seen *s, uint32_t space, int64_t id); /* false: out of memory */
+/* Place of an id that is in the set in the order of adding, from 0. */
+uint32_t traces_seen_number(const traces_seen *s, uint32_t space, int64_t id);
+size_t traces_seen_count(const traces_seen *s);
 
 /* A turn in the walk order of the hit rate: time, then trace, then place in the file, then place in the stream. */
 typedef struct traces_walk {

@@ -22,25 +22,12 @@ static bool probe(const json_t *doc) {
     return json_is_array(json_object_get(doc, "requests"));
 }
 
-/* Index of a model's name, added when it is new. */
 static cedar_status model_index(session *s, const json_t *name, const char *where, int32_t *out, cedar_err *err) {
     *out = -1;
     if (!name || json_is_null(name)) return CEDAR_OK;
     if (!json_is_string(name)) return cedar_fail(err, CEDAR_E_FORMAT, "%s: a model's name must be a string", where);
-    const char *text = json_string_value(name);
-    size_t n = json_string_length(name);
-    uint32_t i = 0;
-    while (i < s->trace.model_count && strcmp(s->models[i], text)) i++;
-    if (i == s->trace.model_count) {
-        if (i == MODELS_MAX || n > NAME_BYTES_MAX)
-            return cedar_fail(err, CEDAR_E_FORMAT, "%s: at most %zu models with names of at most %zu bytes are allowed",
-                              where, MODELS_MAX, NAME_BYTES_MAX);
-        s->models[i] = traces_arena_string(s->l->arena, text, n);
-        if (!s->models[i]) return cedar_fail(err, CEDAR_E_OOM, "%s: no memory for a model's name", where);
-        s->trace.model_count++;
-    }
-    *out = (int32_t)i;
-    return CEDAR_OK;
+    return traces_model_add(s->l, where, json_string_value(name), json_string_length(name), s->models,
+                            &s->trace.model_count, out, err);
 }
 
 /* --- one request ------------------------------------------------------------------------------------------------- */
@@ -264,4 +251,4 @@ static cedar_status document(traces_load *l, const json_t *doc, cedar_err *err) 
     return traces_add(l, t, err);
 }
 
-const traces_reader traces_weka = { CEDAR_TRACE_WEKA, "weka", probe, document, NULL };
+const traces_reader traces_weka = { .format = CEDAR_TRACE_WEKA, .probe = probe, .document = document };
