@@ -28,7 +28,6 @@ ifeq ($(OPT),)
 $(error CONFIG is $(CONFIG); it must be one of release, debug, asan, tsan, fuzz)
 endif
 
-comma   := ,
 PKGS    := lua5.4 sqlite3 jansson zlib libmd
 PKGCFLAGS := $(shell pkg-config --cflags $(PKGS) 2>/dev/null)
 LDLIBS  := $(shell pkg-config --libs $(PKGS) 2>/dev/null) -lm -lpthread
@@ -39,15 +38,25 @@ CUSRC     := $(wildcard engine/cuda/*.cu)
 CUDA_HOME ?= /usr/local/cuda
 NVCC      := $(firstword $(wildcard $(CUDA_HOME)/bin/nvcc) $(shell command -v nvcc 2>/dev/null))
 CUDA_ARCH ?= sm_90
-USE_CUDA  := $(and $(filter-out 0,$(CUDA)),$(NVCC),$(CUSRC))
+NVCC_CAN  := $(if $(NVCC),$(filter $(CUDA_ARCH:sm_%=compute_%),$(shell $(NVCC) --list-gpu-arch 2>/dev/null)))
+USE_CUDA  := $(and $(filter-out 0,$(CUDA)),$(NVCC_CAN),$(CUSRC))
 CUFLAGS   := -O3 -std=c++17 -arch=$(CUDA_ARCH) -fmad=false -I. -Werror all-warnings -MMD -MP
 ifneq ($(USE_CUDA),)
 BASEFLAGS += -DCEDAR_HAVE_CUDA
 CUOBJ     := $(CUSRC:%.cu=$(BUILD)/%.cu.o)
 LDLIBS    += -L$(dir $(NVCC))../lib64 -lcudart_static -lstdc++ -ldl -lrt
 endif
-CUDA_SAYS := $(if $(NVCC),nvcc: found $(NVCC),nvcc: not found)$(if $(USE_CUDA),$(comma) kernels for $(CUDA_ARCH) \
-  are built,; the CPU engine is built$(if $(CUSRC),, (there are no kernels in engine/cuda)))
+ifneq ($(USE_CUDA),)
+CUDA_SAYS := nvcc: found $(NVCC); the GPU backend is built for $(CUDA_ARCH)
+else ifeq ($(CUDA),0)
+CUDA_SAYS := nvcc: not wanted (CUDA=0); the CPU engine is built
+else ifeq ($(NVCC),)
+CUDA_SAYS := nvcc: not found; the CPU engine is built
+else ifeq ($(NVCC_CAN),)
+CUDA_SAYS := nvcc: found $(NVCC), which does not know $(CUDA_ARCH); the CPU engine is built
+else
+CUDA_SAYS := nvcc: found $(NVCC); engine/cuda has no kernels, the CPU engine is built
+endif
 
 CFLAGS_ALL := $(BASEFLAGS) $(OPT) $(PKGCFLAGS) $(CFLAGS)
 
@@ -95,7 +104,7 @@ help:
 #: make              build what this machine can build: ./cedar, with the GPU backend when nvcc is there
 #: make quickstart   install what is missing, build, play scenarios/quickstart.lua, write its HTML report
 #: make test         install what is missing, build, run all tests: one line a suite, then the totals
-#: make test-slow    the tests tagged "slow"
+#: make test-slow    the tests that take minutes: those tagged "slow", and the oracle on random shapes
 #: make e2e          the program from outside: run, report, replay, kill, exit codes
 #: make asan         tests with AddressSanitizer and UndefinedBehaviorSanitizer
 #: make tsan         tests with ThreadSanitizer
@@ -194,16 +203,20 @@ suites: $(TESTBIN) $(BUILD)/cedar
 check: $(TESTBIN) $(BUILD)/cedar
 	@CC='$(CC)' tools/run_tests.sh $(BUILD) $(notdir $(TESTBIN))
 
-test-slow: $(TESTBIN) $(BUILD)/cedar
-	@CC='$(CC)' CEDAR_TESTS=slow tools/run_tests.sh $(BUILD) $(notdir $(TESTBIN))
+SLOWPY := $(wildcard tests/slow_*.py)
+test-slow: all $(TESTBIN)
+	@CC='$(CC)' CEDAR_TESTS=slow tools/run_tests.sh $(BUILD) $(notdir $(TESTBIN)) $(SLOWPY:tests/%.py=%)
 
 e2e: all
+	@tools/setup.sh --say e2e
 	@tests/e2e.sh ./cedar
 
 asan tsan:
+	@CC='$(CC)' tools/setup.sh --say build test
 	@$(MAKE) --no-print-directory check CONFIG=$@
 
 clang:
+	@CC=clang tools/setup.sh --say build test
 	@$(MAKE) --no-print-directory check CC=clang
 
 headers includes tidy:
@@ -212,6 +225,7 @@ headers includes tidy:
 # --- fuzzing: clang's libFuzzer --------------------------------------------------------------------------------------
 S ?= 60
 fuzz:
+	@CC=clang tools/setup.sh --say build fuzz
 	@$(MAKE) --no-print-directory fuzz-build CC=clang CONFIG=fuzz T='$(T)'
 	@tools/fuzz.sh build/fuzz-clang $(S) $(or $(T),$(FUZZNAMES))
 

@@ -4,11 +4,11 @@
 set -eu
 header=$1 cc=$2 flags=$3
 
-commit= dirty=false
+commit='' dirty=false
 if [ -e .git ] && commit=$(git rev-parse --verify -q HEAD 2>/dev/null); then
     [ -z "$(git status --porcelain 2>/dev/null | head -n 1)" ] || dirty=true
 else
-    commit=
+    commit=''
 fi
 name=$(basename "${cc%% *}")
 compiler="$name $($cc -dumpfullversion -dumpversion)"

@@ -13,4 +13,4 @@ copy() {    # FROM_FOLDER TO_FOLDER FIND_TESTS...: keeps the folders below
 copy scenarios "$data" -name '*.lua' -o -name '*.json' -o -name '*.md'
 copy traces "$data" ! -name '*.[ch]'
 copy docs "$doc" -name '*.md' -o -name '*.png'
-for file in README.md LICENSE; do install -m 644 "$file" "$doc/$file"; done
+for file in README.md LICENSE NOTICE; do install -m 644 "$file" "$doc/$file"; done

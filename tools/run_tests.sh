@@ -5,6 +5,7 @@
 #   test_NAME                 the suite BUILD/tests/test_NAME; its own log (TAP, by the check library) is counted. A
 #                             suite that crashes, is out of time, or leaves no log counts as one failure more.
 #   tidy, includes, headers   tools/NAME.sh: one test
+#   slow_NAME                 tests/slow_NAME.py: one test, skipped where python3 has no numpy
 # A line "SKIP what: reason" of a suite turns one passed test into a skipped one, and is shown.
 #   CEDAR_TESTS=slow          only tests tagged "slow", which are left out otherwise
 #   CEDAR_SUITE_S=N           seconds a suite may take (default 900)
@@ -64,10 +65,12 @@ run_suite() {
     fi
 }
 
+# run_check NAME COMMAND...
 run_check() {
     local name=$1 out=$logs/$1.out start skipped
+    shift
     start=$(now_ms)
-    if "tools/$name.sh" >"$out" 2>&1; then
+    if "$@" >"$out" 2>&1; then
         skipped=$(count '^SKIP ' "$out")
         line "$name" 1 0 "$skipped" $(($(now_ms) - start))
         grep -E '^SKIP ' "$out" | sed 's/^/    /'
@@ -80,7 +83,14 @@ run_check() {
 for name in "$@"; do
     case $name in
     test_*) run_suite "$name" ;;
-    *) run_check "$name" ;;
+    slow_*)
+        if python3 -c 'import numpy' 2>/dev/null; then
+            run_check "$name" python3 "tests/$name.py"
+        else
+            line "$name" 0 0 1 0
+            echo "    SKIP $name: python3 with numpy is not installed"
+        fi ;;
+    *) run_check "$name" "tools/$name.sh" ;;
     esac
 done
 

@@ -1,8 +1,8 @@
 #!/bin/sh
 # Installs what is missing on Debian and Ubuntu, saying what and why; elsewhere it says what to install.
 #
-# usage: setup.sh [--say] [build] [test] [ci]
-#   build, test, ci  which needs to look at
+# usage: setup.sh [--say] [build] [test] [e2e] [fuzz] [ci]
+#   build ... ci     which needs to look at
 #   --say            install nothing: print the line to run and fail
 # CEDAR_NO_INSTALL=1 does the same as --say. Exit status 0: everything is there.
 set -u
@@ -12,8 +12,8 @@ needs=
 for word in "$@"; do
     case $word in
     --say) say=1 ;;
-    build | test | ci) needs="$needs $word" ;;
-    *) echo "setup.sh: $word is none of --say, build, test, ci" >&2; exit 1 ;;
+    build | test | e2e | fuzz | ci) needs="$needs $word" ;;
+    *) echo "setup.sh: $word is none of --say, build, test, e2e, fuzz, ci" >&2; exit 1 ;;
     esac
 done
 
@@ -22,8 +22,11 @@ has_library() { pkg-config --exists "$1" 2>/dev/null; }
 has_header() { printf '#include <%s>\n' "$1" | ${CC:-gcc} -E - >/dev/null 2>&1; }
 has_file() { [ -r "$1" ]; }
 has_fuzzer() {
-    has_program clang && has_file "$(clang -print-file-name="libclang_rt.fuzzer-$(uname -m).a" 2>/dev/null)" ||
-        has_file "$(clang -print-runtime-dir 2>/dev/null)/libclang_rt.fuzzer.a"
+    for file in "libclang_rt.fuzzer-$(uname -m).a" libclang_rt.fuzzer.a; do
+        has_file "$(clang -print-file-name="$file" 2>/dev/null)" && return 0
+        has_file "$(clang -print-runtime-dir 2>/dev/null)/$file" && return 0
+    done
+    return 1
 }
 
 # The compiler that was asked for, when it is one of the two that have packages of their name.
@@ -55,10 +58,14 @@ look() {
     case "$needs " in *" test "*)
         want check "the unit test library" has_library check ;;
     esac
-    case "$needs " in *" ci "*)
+    case "$needs " in *" e2e "*)
+        want sqlite3 "the end-to-end tests look into databases" has_program sqlite3 ;;
+    esac
+    case "$needs " in *" fuzz "*)
         want clang "the second compiler, and fuzzing" has_program clang
-        want libclang-rt-dev "libFuzzer and clang's sanitizers" has_fuzzer any
-        want sqlite3 "the end-to-end tests look into databases" has_program sqlite3
+        want libclang-rt-dev "libFuzzer and clang's sanitizers" has_fuzzer any ;;
+    esac
+    case "$needs " in *" ci "*)
         want git "a clean checkout, and the commit in results" has_program git ;;
     esac
 }
