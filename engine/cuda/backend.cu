@@ -501,14 +501,18 @@ template <class A> struct forward {
     static constexpr bool tensor = std::is_same<A, bf16>::value;
 
     /* BF16 weights, or FP8 ones on an input that is not quantised; x are values. */
-    void linear(const cedar_weight &w, dev_rows x, void *y, bool round) { linear_part(w, 0, w.rows, x, y, w.rows, round); }
-    void linear_part(const cedar_weight &w, int64_t first, int64_t count, dev_rows x, void *y, int64_t ldy, bool round) {
+    void linear(const cedar_weight &w, dev_rows x, void *y, bool round) { linear_groups(w, 1, x, y, round); }
+    void linear_groups(const cedar_weight &w, int groups, dev_rows x, void *y, bool round) {
+        int64_t rows = w.rows / groups;
         if constexpr (tensor)
             if (w.cols % 32 == 0 && (w.kind == CEDAR_W_BF16 || w.kind == CEDAR_W_TILES)) {
-                tensor_plain(W(w), first, count, (const float *)x.base, x.ld, x.indexed ? d.active : NULL, n, (float *)y, ldy, round, s);
+                tensor_plain(W(w), groups, (const float *)x.base, x.ld, x.indexed ? d.active : NULL, n, 0, rows, (float *)y, w.rows, round, s);
                 return;
             }
-        launch_linear<A>(d, n, W(w), first, count, x, by_place(y, ldy), round, s);
+        for (int g = 0; g < groups; g++) {
+            dev_rows part = { (real *)x.base + g * w.cols, x.ld, x.indexed };
+            launch_linear<A>(d, n, W(w), g * rows, rows, part, by_place((real *)y + g * rows, w.rows), round, s);
+        }
     }
 
     /* FP8 linear of a quantised input: x its values, c its codes (made by pack, same row numbers). */
@@ -605,12 +609,10 @@ template <class A> struct forward {
     }
 
     void output(const cedar_block *k, int kind) {
-        int64_t width = (int64_t)c->heads * c->head_dim, group = width / c->o_groups, u_width = (int64_t)c->o_groups * c->o_lora;
+        int64_t width = (int64_t)c->heads * c->head_dim, u_width = (int64_t)c->o_groups * c->o_lora;
         launch_rope_heads<A>(d, n, b->w.q, c->heads, c->head_dim, kind, -1, s);
         if (b->o.wo_a_fp8) launch_quantise<A>(b->w.q, b->w.q, n * width / 32, s);
-        for (int g = 0; g < c->o_groups; g++)
-            linear_part(k->wo_a, g * (int64_t)c->o_lora, c->o_lora, by_place((real *)b->w.q + g * group, width),
-                        (real *)b->w.u + g * (int64_t)c->o_lora, u_width, true);
+        linear_groups(k->wo_a, c->o_groups, by_place(b->w.q, width), b->w.u, true);
         if (!tensor) launch_quantise<A>(b->w.u, b->w.u, n * u_width / 32, s);
         pack(by_place(b->w.u, u_width), b->w.ct);
         linear8(k->wo_b, by_place(b->w.u, u_width), b->w.ct, b->w.att);

@@ -19,13 +19,21 @@ static __device__ __forceinline__ void f16_of_fp8(uint2 v, uint32_t r[4]) {
     r[3] = f16x2_of_e4m3x2((uint16_t)(v.y >> 16));
 }
 
-/* Four f16x2 of eight E2M1 codes, low nibble first, times 2^-14: exponent and mantissa land in f16's low exponents, where
- * E2M1's subnormal 0.5 is a subnormal too. */
+/* The same in the order FP4 weights come in: pairs (0,4) (1,5) (2,6) (3,7). */
+static __device__ __forceinline__ void f16_of_fp8_crossed(uint2 v, uint32_t r[4]) {
+    r[0] = f16x2_of_e4m3x2((uint16_t)__byte_perm(v.x, v.y, 0x40));
+    r[1] = f16x2_of_e4m3x2((uint16_t)__byte_perm(v.x, v.y, 0x51));
+    r[2] = f16x2_of_e4m3x2((uint16_t)__byte_perm(v.x, v.y, 0x62));
+    r[3] = f16x2_of_e4m3x2((uint16_t)__byte_perm(v.x, v.y, 0x73));
+}
+
+/* Four f16x2 of eight E2M1 codes times 2^-14: exponent and mantissa land in f16's low exponents, where E2M1's subnormal
+ * 0.5 is a subnormal too. Codes i and i + 4 share a register, which leaves two shifts and masks for both. */
 static __device__ __forceinline__ void f16_of_fp4(uint32_t v, uint32_t r[4]) {
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        uint32_t b = v >> (8 * i);
-        r[i] = (b & 8) << 12 | (b & 7) << 9 | (b & 0x80) << 24 | (b & 0x70) << 21;
+        uint32_t w = v >> (4 * i);
+        r[i] = (w << 12 & 0x80008000u) | (w << 9 & 0x0e000e00u);
     }
 }
 
@@ -67,6 +75,7 @@ struct fp8_tiles {
     typedef uint2 raw;
     __device__ __forceinline__ raw fetch(int64_t row, int64_t block, int t) const { return *(const uint2 *)(code + row * k_count + block * 32 + 8 * t); }
     static __device__ __forceinline__ void decode(raw v, uint32_t f[4]) { f16_of_fp8(v, f); }
+    static __device__ __forceinline__ void decode_input(uint2 v, uint32_t f[4]) { f16_of_fp8(v, f); }
     __device__ __forceinline__ uint8_t fetch_scale(int64_t row, int64_t block) const { return scale[row / 32 * (k_count / 32) + block]; }
     static __device__ __forceinline__ float decode_scale(uint8_t b) { return pow2(b); }
 };
@@ -79,6 +88,7 @@ struct fp4_rows {
     typedef uint32_t raw;
     __device__ __forceinline__ raw fetch(int64_t row, int64_t block, int t) const { return *(const uint32_t *)(code + (row * k_count + block * 32) / 2 + 4 * t); }
     static __device__ __forceinline__ void decode(raw v, uint32_t f[4]) { f16_of_fp4(v, f); }
+    static __device__ __forceinline__ void decode_input(uint2 v, uint32_t f[4]) { f16_of_fp8_crossed(v, f); }
     __device__ __forceinline__ uint8_t fetch_scale(int64_t row, int64_t block) const { return scale[row * (k_count / 32) + block]; }
     static __device__ __forceinline__ float decode_scale(uint8_t b) { return pow2(b) * 16384.0f; }
 };
@@ -145,14 +155,14 @@ template <class Weights> static __global__ void __launch_bounds__(32 * FEW_WARPS
         uint32_t a0[4], a1[4], bx[4];
         Weights::decode(w.fetch(r0, b, t), a0);
         Weights::decode(w.fetch(r1, b, t), a1);
-        f16_of_fp8(*(const uint2 *)(xc + b * 32), bx);
+        Weights::decode_input(*(const uint2 *)(xc + b * 32), bx);
         float p[4] = { 0, 0, 0, 0 }, w0 = Weights::decode_scale(w.fetch_scale(r0, b)), w1 = Weights::decode_scale(w.fetch_scale(r1, b)), x0 = pow2(s0[b]), x1 = pow2(s1[b]);
         mma_f16(p, a0[0], a1[0], a0[1], a1[1], bx[0], bx[1]);
         mma_f16(p, a0[2], a1[2], a0[3], a1[3], bx[2], bx[3]);
-        acc[0] += p[0] * (x0 * w0);
-        acc[1] += p[1] * (x1 * w0);
-        acc[2] += p[2] * (x0 * w1);
-        acc[3] += p[3] * (x1 * w1);
+        acc[0] = __fmaf_rn(p[0], x0 * w0, acc[0]);      /* the product is exact: fusing it changes no bit */
+        acc[1] = __fmaf_rn(p[1], x1 * w0, acc[1]);
+        acc[2] = __fmaf_rn(p[2], x0 * w1, acc[2]);
+        acc[3] = __fmaf_rn(p[3], x1 * w1, acc[3]);
     }
     part[warp][g][2 * t] = acc[0];
     part[warp][g][2 * t + 1] = acc[1];
@@ -171,7 +181,7 @@ template <class Weights> static __global__ void __launch_bounds__(32 * FEW_WARPS
 /* --- many rows: arithmetic bound ------------------------------------------------------------------------------------------------------ */
 
 /* 128 outputs by WIDTH rows; a warp has 32 outputs by WIDTH / 2 rows and runs through all segments. */
-template <class Weights, int WIDTH> static __global__ void __launch_bounds__(32 * MANY_WARPS, 1) codes_many(source src, int64_t n_first, int64_t n_count,
+template <class Weights, int WIDTH> static __global__ void __launch_bounds__(32 * MANY_WARPS, 2) codes_many(source src, int64_t n_first, int64_t n_count,
                                                                                                            dev_codes x, float *y, int64_t ldy, int parts) {
     enum { TILES = WIDTH / 16 };
     __shared__ __align__(16) uint32_t xs[2][WIDTH][20];        /* f16x2: 16 words of a block, padded to spread the banks */
@@ -208,7 +218,7 @@ template <class Weights, int WIDTH> static __global__ void __launch_bounds__(32 
         for (int i = 0; i < FETCH; i++) {
             int at = i * 32 * MANY_WARPS + threadIdx.x;
             uint32_t f[4];
-            f16_of_fp8(next[i], f);
+            Weights::decode_input(next[i], f);
             *(uint4 *)&xs[buf][at / 4][4 * (at % 4)] = make_uint4(f[0], f[1], f[2], f[3]);
         }
         if (threadIdx.x < WIDTH) ss[buf][threadIdx.x] = pow2(next_scale);
@@ -256,10 +266,10 @@ template <class Weights, int WIDTH> static __global__ void __launch_bounds__(32 
                     float p[4] = { 0, 0, 0, 0 };
                     mma_f16(p, a[2 * m][0], a[2 * m + 1][0], a[2 * m][1], a[2 * m + 1][1], bx.x, bx.y);
                     mma_f16(p, a[2 * m][2], a[2 * m + 1][2], a[2 * m][3], a[2 * m + 1][3], bx.z, bx.w);
-                    acc[m][n][0] += p[0] * (x0 * ws[2 * m]);
-                    acc[m][n][1] += p[1] * (x1 * ws[2 * m]);
-                    acc[m][n][2] += p[2] * (x0 * ws[2 * m + 1]);
-                    acc[m][n][3] += p[3] * (x1 * ws[2 * m + 1]);
+                    acc[m][n][0] = __fmaf_rn(p[0], x0 * ws[2 * m], acc[m][n][0]);
+                    acc[m][n][1] = __fmaf_rn(p[1], x1 * ws[2 * m], acc[m][n][1]);
+                    acc[m][n][2] = __fmaf_rn(p[2], x0 * ws[2 * m + 1], acc[m][n][2]);
+                    acc[m][n][3] = __fmaf_rn(p[3], x1 * ws[2 * m + 1], acc[m][n][3]);
                 }
             }
             if (b + 1 < blocks) put(buf ^ 1);
@@ -309,6 +319,9 @@ static __device__ __forceinline__ void bf16_of_weight(const dev_weight &w, int64
 /* 16 outputs by 8 rows, a warp per segment. */
 static __global__ void __launch_bounds__(32 * FEW_WARPS) plain_few(dev_weight w, int64_t n_first, int64_t n_count, const float *x, int64_t ldx,
                                                                    const uint32_t *list, uint32_t rows, float *y, int64_t ldy, bool round) {
+    n_first += blockIdx.z * n_count;        /* group z: its own inputs, weights and outputs, side by side */
+    x += blockIdx.z * w.cols;
+    y += blockIdx.z * n_count;
     __shared__ float part[SEGMENTS][16][FEW_T + 1];
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     uint32_t first = blockIdx.y * FEW_T, count = rows - first < FEW_T ? rows - first : FEW_T, at = first + (g < (int)count ? g : count - 1);
@@ -344,6 +357,9 @@ static __global__ void __launch_bounds__(32 * FEW_WARPS) plain_few(dev_weight w,
 /* 128 outputs by 128 rows. */
 static __global__ void __launch_bounds__(32 * MANY_WARPS, 1) plain_many(dev_weight w, int64_t n_first, int64_t n_count, const float *x, int64_t ldx,
                                                                         const uint32_t *list, uint32_t rows, float *y, int64_t ldy, bool round) {
+    n_first += blockIdx.z * n_count;
+    x += blockIdx.z * w.cols;
+    y += blockIdx.z * n_count;
     enum { TILES = MANY_T / 16, FETCH = MANY_T * 4 / (32 * MANY_WARPS) };
     __shared__ __align__(16) uint32_t xs[2][MANY_T][20];
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, c0 = (warp / 4) * (MANY_T / 2);
@@ -441,10 +457,13 @@ void tensor_codes(const dev_weight &w, int64_t n_first, int64_t n_count, const d
     else codes_many<fp8_tiles, TILE_PAIRS><<<dim3(ceil_div(n_count, MANY_N), ceil_div(rows, TILE_PAIRS)), 32 * MANY_WARPS, 0, s>>>(src, n_first, n_count, x, y, ldy, 1);
 }
 
-void tensor_plain(const dev_weight &w, int64_t n_first, int64_t n_count, const float *x, int64_t ldx, const uint32_t *list, uint32_t rows,
-                  float *y, int64_t ldy, bool round, cudaStream_t s) {
-    if (rows <= FEW_ROWS) plain_few<<<dim3(ceil_div(n_count, 16), ceil_div(rows, FEW_T)), 32 * FEW_WARPS, 0, s>>>(w, n_first, n_count, x, ldx, list, rows, y, ldy, round);
-    else plain_many<<<dim3(ceil_div(n_count, MANY_N), ceil_div(rows, MANY_T)), 32 * MANY_WARPS, 0, s>>>(w, n_first, n_count, x, ldx, list, rows, y, ldy, round);
+void tensor_plain(const dev_weight &w, int groups, const float *x, int64_t ldx, const uint32_t *list, uint32_t rows, int64_t n_first,
+                  int64_t n_count, float *y, int64_t ldy, bool round, cudaStream_t s) {
+    unsigned z = (unsigned)groups;
+    if (rows <= FEW_ROWS)
+        plain_few<<<dim3(ceil_div(n_count, 16), ceil_div(rows, FEW_T), z), 32 * FEW_WARPS, 0, s>>>(w, n_first, n_count, x, ldx, list, rows, y, ldy, round);
+    else
+        plain_many<<<dim3(ceil_div(n_count, MANY_N), ceil_div(rows, MANY_T), z), 32 * MANY_WARPS, 0, s>>>(w, n_first, n_count, x, ldx, list, rows, y, ldy, round);
 }
 
 uint32_t tensor_tiles_max(uint32_t rows, int per_token, int experts) {

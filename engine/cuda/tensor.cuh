@@ -32,9 +32,10 @@ void tensor_pack(const float *x, const dev_codes &out, const uint32_t *list, uin
 void tensor_codes(const dev_weight &w, int64_t n_first, int64_t n_count, const dev_codes &x, const row_map &map, uint32_t rows,
                   float *y, int64_t ldy, cudaStream_t s);
 
-/* Plain form; x floats that are bf16 values; w: BF16 or TILES; round: to bf16. */
-void tensor_plain(const dev_weight &w, int64_t n_first, int64_t n_count, const float *x, int64_t ldx, const uint32_t *list, uint32_t rows,
-                  float *y, int64_t ldy, bool round, cudaStream_t s);
+/* Plain form; x floats that are bf16 values; w: BF16 or TILES; round: to bf16. `groups` blocks of n_count rows of w, each
+ * with its own K columns of x and n_count columns of y, side by side; n_first with one group only. */
+void tensor_plain(const dev_weight &w, int groups, const float *x, int64_t ldx, const uint32_t *list, uint32_t rows, int64_t n_first,
+                  int64_t n_count, float *y, int64_t ldy, bool round, cudaStream_t s);
 
 /* Routed experts: pairs (place, slot) sorted by expert, in tiles of one expert. */
 struct expert_tiles {

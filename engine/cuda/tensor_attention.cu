@@ -1,7 +1,7 @@
 /* Attention and index scores on tensor cores. */
 #include "engine/cuda/tensor.cuh"
 
-enum { HEADS = 64, KEYS = 64, DIMS = 64, THREADS = 128 };
+enum { HEADS = 64, KEYS = 64, DIMS = 64, THREADS = 256 };     /* 4 warps of 16 heads by 2 halves of keys or channels */
 
 static __device__ __forceinline__ uint32_t pair(float lo, float hi) {
     __nv_bfloat162 v = __floats2bfloat162_rn(lo, hi);
@@ -120,7 +120,7 @@ static __global__ void key_kernel(dev d, uint32_t first, int layer, int part, in
 /* 64 heads by tiles of 64 keys; blockIdx.z picks the heads, and tiles blockIdx.y, blockIdx.y + gridDim.y, ... */
 static __global__ void __launch_bounds__(THREADS) logits_kernel(dev d, uint32_t first, const float *q, attention_work w) {
     extern __shared__ __align__(16) uint16_t tile[];
-    int dim = d.head_dim, stride = dim + 8, warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    int dim = d.head_dim, stride = dim + 8, warp = threadIdx.x / 32, half = warp / 4, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     uint16_t *qs = tile, *ks = tile + HEADS * stride;
     int count = w.count[blockIdx.x], h0 = blockIdx.z * HEADS;
     const float *qr = q + (uint64_t)(first + blockIdx.x) * d.heads * dim;
@@ -139,23 +139,23 @@ static __global__ void __launch_bounds__(THREADS) logits_kernel(dev d, uint32_t 
             *(uint4 *)(ks + n * stride + k) = key_values(w.keys[at], w.fp4[at], k);
         }
         __syncthreads();
-        float c[KEYS / 8][4] = {};
+        float c[KEYS / 16][4] = {};
         for (int k = 0; k < dim; k += 16) {
             uint32_t a[4];
-            load4(a, qs + (warp * 16 + lane % 16) * stride + k + lane / 16 * 8);
+            load4(a, qs + (warp % 4 * 16 + lane % 16) * stride + k + lane / 16 * 8);
 #pragma unroll
-            for (int n = 0; n < KEYS; n += 16) {
+            for (int n = 0; n < KEYS / 2; n += 16) {
                 uint32_t b[4];
-                load4(b, ks + (n + lane % 8 + lane / 16 * 8) * stride + k + (lane / 8 & 1) * 8);
+                load4(b, ks + (half * (KEYS / 2) + n + lane % 8 + lane / 16 * 8) * stride + k + (lane / 8 & 1) * 8);
                 mma(c[n / 8], a, b[0], b[1]);
                 mma(c[n / 8 + 1], a, b[2], b[3]);
             }
         }
 #pragma unroll
-        for (int n = 0; n < KEYS / 8; n++)
+        for (int n = 0; n < KEYS / 16; n++)
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                int h = h0 + warp * 16 + g + 8 * (i / 2), key = k0 + 8 * n + 2 * t + (i & 1);
+                int h = h0 + warp % 4 * 16 + g + 8 * (i / 2), key = k0 + half * (KEYS / 2) + 8 * n + 2 * t + (i & 1);
                 if (h < d.heads) w.logits[((uint64_t)blockIdx.x * d.heads + h) * w.keys_max + key] = c[n][i] * scale;
             }
     }
@@ -182,43 +182,61 @@ static __global__ void softmax_kernel(dev d, dev_weight sink, attention_work w, 
 
 /* --- probabilities times keys ---------------------------------------------------------------------------------------------------------- */
 
-/* 64 heads by 64 channels of one row over all its keys, ascending. */
+/* 64 heads by 64 channels of one row over all its keys, ascending. The next tile is on its way while one is multiplied. */
 static __global__ void __launch_bounds__(THREADS) values_kernel(dev d, uint32_t first, float *q, attention_work w) {
+    enum { P_LOADS = HEADS * KEYS / 4 / THREADS, V_LOADS = KEYS * DIMS / 8 / THREADS };
     __shared__ __align__(16) uint16_t ps[HEADS][KEYS + 8], vs[KEYS][DIMS + 8];
-    int dim = d.head_dim, warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    int dim = d.head_dim, warp = threadIdx.x / 32, half = warp / 4, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     int d0 = blockIdx.y * DIMS, h0 = blockIdx.z * HEADS, count = w.count[blockIdx.x];
-    float c[DIMS / 8][4] = {};
+    float c[DIMS / 16][4] = {};
+    float4 p_next[P_LOADS];
+    uint4 v_next[V_LOADS];
+    auto fetch = [&](int k0) {
+#pragma unroll
+        for (int j = 0; j < P_LOADS; j++) {
+            int i = j * THREADS + threadIdx.x, h = i / (KEYS / 4), k = i % (KEYS / 4) * 4;
+            p_next[j] = h0 + h < d.heads ? *(const float4 *)(w.logits + ((uint64_t)blockIdx.x * d.heads + h0 + h) * w.keys_max + k0 + k) : make_float4(0, 0, 0, 0);
+        }
+#pragma unroll
+        for (int j = 0; j < V_LOADS; j++) {
+            int i = j * THREADS + threadIdx.x, n = i / (DIMS / 8), k = i % (DIMS / 8) * 8;
+            uint64_t at = (uint64_t)blockIdx.x * w.keys_max + k0 + n;
+            v_next[j] = d0 + k < dim ? key_values(w.keys[at], w.fp4[at], d0 + k) : make_uint4(0, 0, 0, 0);
+        }
+    };
+    if (count) fetch(0);
     for (int k0 = 0; k0 < count; k0 += KEYS) {
         __syncthreads();
-        for (int i = threadIdx.x; i < HEADS * KEYS / 4; i += THREADS) {
-            int h = i / (KEYS / 4), k = i % (KEYS / 4) * 4;
-            float4 v = h0 + h < d.heads ? *(const float4 *)(w.logits + ((uint64_t)blockIdx.x * d.heads + h0 + h) * w.keys_max + k0 + k) : make_float4(0, 0, 0, 0);
-            *(uint2 *)&ps[h][k] = make_uint2(pair(v.x, v.y), pair(v.z, v.w));
+#pragma unroll
+        for (int j = 0; j < P_LOADS; j++) {
+            int i = j * THREADS + threadIdx.x;
+            *(uint2 *)&ps[i / (KEYS / 4)][i % (KEYS / 4) * 4] = make_uint2(pair(p_next[j].x, p_next[j].y), pair(p_next[j].z, p_next[j].w));
         }
-        for (int i = threadIdx.x; i < KEYS * DIMS / 8; i += THREADS) {
-            int n = i / (DIMS / 8), k = i % (DIMS / 8) * 8;
-            uint64_t at = (uint64_t)blockIdx.x * w.keys_max + k0 + n;
-            *(uint4 *)&vs[n][k] = d0 + k < dim ? key_values(w.keys[at], w.fp4[at], d0 + k) : make_uint4(0, 0, 0, 0);
+#pragma unroll
+        for (int j = 0; j < V_LOADS; j++) {
+            int i = j * THREADS + threadIdx.x;
+            *(uint4 *)&vs[i / (DIMS / 8)][i % (DIMS / 8) * 8] = v_next[j];
         }
         __syncthreads();
+        if (k0 + KEYS < count) fetch(k0 + KEYS);
 #pragma unroll
         for (int k = 0; k < KEYS; k += 16) {
             uint32_t a[4];
-            load4(a, &ps[warp * 16 + lane % 16][k + lane / 16 * 8]);
+            load4(a, &ps[warp % 4 * 16 + lane % 16][k + lane / 16 * 8]);
 #pragma unroll
-            for (int n = 0; n < DIMS; n += 16) {
+            for (int n = 0; n < DIMS / 2; n += 16) {
                 uint32_t b[4];
-                load4_transposed(b, &vs[k + lane % 16][n + lane / 16 * 8]);
+                load4_transposed(b, &vs[k + lane % 16][half * (DIMS / 2) + n + lane / 16 * 8]);
                 mma(c[n / 8], a, b[0], b[1]);
                 mma(c[n / 8 + 1], a, b[2], b[3]);
             }
         }
     }
 #pragma unroll
-    for (int n = 0; n < DIMS / 8; n++)
+    for (int n = 0; n < DIMS / 16; n++)
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            int h = h0 + warp * 16 + g + 8 * (i / 2), k = d0 + 8 * n + 2 * t + (i & 1);
+            int h = h0 + warp % 4 * 16 + g + 8 * (i / 2), k = d0 + half * (DIMS / 2) + 8 * n + 2 * t + (i & 1);
             if (h < d.heads && k < dim)
                 q[((uint64_t)(first + blockIdx.x) * d.heads + h) * dim + k] =
                     __bfloat162float(__float2bfloat16_rn(c[n][i] / w.total[(uint64_t)blockIdx.x * d.heads + h]));
