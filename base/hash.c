@@ -1,7 +1,6 @@
 /* Hashes. */
 #include "base/hash.h"
 
-#include <errno.h>
 #include <sha2.h>
 #include <stdio.h>
 #include <string.h>
@@ -34,21 +33,6 @@ void cedar_sha256_hex(cedar_sha256 *s, char out[CEDAR_SHA256_HEX]) {
     uint8_t d[32];
     cedar_sha256_digest(s, d);
     for (int i = 0; i < 32; i++) snprintf(out + 2 * i, 3, "%02x", d[i]);
-}
-
-cedar_status cedar_sha256_file(const char *path, char out[CEDAR_SHA256_HEX], cedar_err *err) {
-    FILE *f = fopen(path, "rb");
-    if (!f) return cedar_fail(err, CEDAR_E_IO, "%s: %s", path, strerror(errno));
-    cedar_sha256 s;
-    cedar_sha256_init(&s);
-    static _Thread_local uint8_t buf[1 << 16];
-    size_t n;
-    while ((n = fread(buf, 1, sizeof buf, f)) > 0) cedar_sha256_add(&s, buf, n);
-    int bad = ferror(f);
-    fclose(f);
-    if (bad) return cedar_fail(err, CEDAR_E_IO, "%s: reading failed", path);
-    cedar_sha256_hex(&s, out);
-    return CEDAR_OK;
 }
 
 uint64_t cedar_fold64(uint64_t hash, uint64_t word) {

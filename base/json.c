@@ -1,12 +1,9 @@
 /* JSON reading over jansson. */
 #include "base/json.h"
 
-#include <errno.h>
 #include <jansson.h>
-#include <limits.h>
-#include <stdio.h>
-#include <string.h>
 
+#include "base/file.h"
 #include "base/mem.h"
 
 cedar_status cedar_json_parse(const char *text, size_t bytes, const char *name, int line_first, cedar_json **out,
@@ -22,29 +19,12 @@ cedar_status cedar_json_parse(const char *text, size_t bytes, const char *name, 
 }
 
 cedar_status cedar_json_load(const char *path, size_t bytes_max, cedar_json **out, cedar_err *err) {
-    FILE *f = fopen(path, "rb");
-    if (!f) return cedar_fail(err, CEDAR_E_IO, "%s: %s", path, strerror(errno));
-    char *buf = NULL;
-    size_t n = 0, room = 0, got;
-    cedar_status st = CEDAR_OK;
-    do {
-        if (room - n < 4096) {
-            room = room ? 2 * room : 1 << 16;
-            char *grown = cedar_realloc(buf, room, 1);
-            if (!grown) {
-                st = cedar_fail(err, CEDAR_E_OOM, "%s: no memory for %zu bytes", path, room);
-                break;
-            }
-            buf = grown;
-        }
-        got = fread(buf + n, 1, room - n, f);
-        n += got;
-        if (n > bytes_max) st = cedar_fail(err, CEDAR_E_FORMAT, "%s: larger than the %zu bytes allowed here", path, bytes_max);
-    } while (!st && got > 0);
-    if (!st && ferror(f)) st = cedar_fail(err, CEDAR_E_IO, "%s: %s", path, strerror(errno));
-    fclose(f);
-    if (!st) st = cedar_json_parse(buf, n, path, 1, out, err);
-    cedar_free(buf);
+    char *text;
+    size_t bytes;
+    cedar_status st = cedar_file_read(path, bytes_max, &text, &bytes, err);
+    if (st) return st;
+    st = cedar_json_parse(text, bytes, path, 1, out, err);
+    cedar_free(text);
     return st;
 }
 

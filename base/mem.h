@@ -1,7 +1,7 @@
 /* Host memory: one hook for every allocation of cedar's own code.
  *
  * The hook counts, can fail the N-th allocation (fault tests), and refuses to allocate between
- * cedar_step_begin and cedar_step_end (a step must not allocate; spec: memory is planned).
+ * cedar_step_begin and cedar_step_end (a step's memory is planned and taken before).
  * Threads: all functions may be called from any thread. */
 #ifndef CEDAR_BASE_MEM_H
 #define CEDAR_BASE_MEM_H

@@ -29,9 +29,9 @@ cedar_status cedar_fail_in(cedar_err *err, cedar_status code, const char *fmt, .
         va_start(ap, fmt);
         int n = vsnprintf(err->msg, sizeof err->msg, fmt, ap);
         va_end(ap);
-        if (n < 0 || n >= (int)sizeof err->msg) n = (int)sizeof err->msg - 1;
-        size_t room = sizeof err->msg - (size_t)n;
-        mark_cut(err->msg + n, room < 4 ? 0 : room, room < 4 ? -1 : snprintf(err->msg + n, room, ": %s", inner));
+        size_t used = n < 0 ? 0 : n < (int)sizeof err->msg ? (size_t)n : sizeof err->msg - 1;
+        int more = snprintf(err->msg + used, sizeof err->msg - used, ": %s", inner);
+        mark_cut(err->msg, sizeof err->msg, (int)used + more);
         err->code = code;
     }
     return code;
@@ -41,8 +41,8 @@ const char *cedar_status_name(cedar_status code) {
     static const char *const names[] = { "ok", "argument", "io", "format", "budget", "out of memory", "cuda", "nccl",
                                          "unsupported", "busy", "expectation", "no progress", "diverged", "database",
                                          "script", "interrupted" };
-    int i = -(int)code;
-    return i >= 0 && i < (int)(sizeof names / sizeof *names) ? names[i] : "unknown";
+    const int count = (int)(sizeof names / sizeof *names);
+    return code <= 0 && (int)code > -count ? names[-(int)code] : "unknown";
 }
 
 void cedar_assert_failed(const char *file, int line, const char *what) {

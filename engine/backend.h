@@ -46,6 +46,9 @@ extern const cedar_backend cedar_backend_cuda;
 bool cedar_cuda_present(void);                              /* a GPU that can be used */
 #endif
 
+/* Options that no engine can have, open or planned; zero counts are left to cedar_engine_open, since a plan may ask for none. */
+cedar_status cedar_engine_opts_check(const cedar_config *c, const cedar_engine_opts *o, cedar_err *err) CEDAR_USE_RESULT;
+
 /* Workspace of the CPU backend, for the memory plan. */
 uint64_t cedar_cpu_workspace_bytes(const cedar_config *c, const cedar_engine_opts *o);
 

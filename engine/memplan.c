@@ -80,16 +80,8 @@ static cedar_status add_options(const cedar_config *c, const cedar_engine_opts *
     const char *name = o->backend ? o->backend : "cpu";
     const cedar_backend *b = cedar_backend_find(name);
     if (!b) return cedar_fail(err, CEDAR_E_UNSUPPORTED, "backend \"%s\" is not in this build", name);
-    if (!o->page_tokens || o->page_tokens % (uint32_t)c->ratio_lcm)
-        return cedar_fail(err, CEDAR_E_ARG,
-                          "page_tokens is %u; it must be a positive multiple of %d, so that no compressed entry "
-                          "lies on two pages",
-                          o->page_tokens, c->ratio_lcm);
-    if (o->page_tokens > 1u << 20 || o->context_tokens > 1u << 30 || o->step_rows > 1u << 24 || o->verify_rows > 4096)
-        return cedar_fail(err, CEDAR_E_ARG,
-                          "page_tokens is %u, context_tokens %u, step_rows %u, verify_rows %u; the most that "
-                          "any engine takes are 2^20, 2^30, 2^24 and 4096",
-                          o->page_tokens, o->context_tokens, o->step_rows, o->verify_rows);
+    cedar_status st = cedar_engine_opts_check(c, o, err);
+    if (st) return st;
     cedar_layout l, bare;
     cedar_layout_make(c, o->page_tokens, o->verify_rows, &l);
     cedar_layout_make(c, o->page_tokens, 0, &bare);

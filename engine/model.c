@@ -1,4 +1,6 @@
-/* A model as an object: making an empty one, closing it, its hash. Weights are put in by checkpoint.c and synth.c. */
+/* A model as an object: making an empty one, closing it, its hash, and what a shape fixes for all backends. Weights are put
+ * in by checkpoint.c and synth.c. */
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -45,6 +47,20 @@ void cedar_model_close(cedar_model *m) {
 const cedar_config *cedar_model_config(const cedar_model *m) { return &m->config; }
 
 const int32_t *cedar_model_token_map(const cedar_model *m) { return m->token_map; }
+
+void cedar_rope_frequencies(const cedar_config *c, double *plain, double *yarn) {
+    int dim = c->rope_dim;
+    double t = c->compress_theta, span = 2 * log(t);
+    double d_fast = dim * log(c->yarn_original / (2 * M_PI * c->yarn_beta_fast)) / span;
+    double d_slow = dim * log(c->yarn_original / (2 * M_PI * c->yarn_beta_slow)) / span;
+    double low = fmax(floor(d_fast), 0), high = fmin(ceil(d_slow), dim - 1);
+    for (int i = 0; i < dim / 2; i++) {
+        plain[i] = pow(c->rope_theta, -2.0 * i / dim);
+        double f = pow(t, -2.0 * i / dim), g = (i - low) / fmax(high - low, 0.001);
+        g = g < 0 ? 0 : g > 1 ? 1 : g;
+        yarn[i] = f * (1 - g) + f / c->yarn_factor * g;
+    }
+}
 
 /* One tensor's header line and bytes. */
 static cedar_status hash_tensor(void *self, const cedar_tensor_info *t, cedar_err *err) {

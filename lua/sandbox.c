@@ -48,6 +48,8 @@ static void on_count(lua_State *L, lua_Debug *ar) {
                          lua_tostring(L, -1), (unsigned long long)s->instructions_max);
     }
     script_check_fatal(L);
+    if (s->policy_end && s->instructions >= s->policy_end)
+        luaL_error(L, "the policy ran more than %d instructions for one request", POLICY_INSTRUCTIONS_MAX);
 }
 
 static void set_limits(lua_State *L) {

@@ -13,12 +13,15 @@
 
 #include "lua/script.h"
 
+enum { POLICY_INSTRUCTIONS_MAX = 100000 };  /* of one call; counted in steps of the hook */
+
 typedef struct script {
     const cedar_script_opts *opts;
     const cedar_script_host *host;
     uint64_t memory_max, memory_used;   /* bytes */
     bool memory_refused;                /* an allocation hit memory_max */
     uint64_t instructions_max, instructions;
+    uint64_t policy_end;                /* instructions at which a call of a policy is broken off; 0 = none runs */
     cedar_err fatal;                    /* an error that no pcall may swallow; code CEDAR_OK = none */
     cedar_err raised;                   /* the last error of a callback, as raised */
     uint64_t expect_count, expect_failed;
@@ -54,6 +57,22 @@ const char *stdlib_text(lua_State *L, int index, size_t *bytes);
 
 /* verbs.c: adds the verbs to the table at the top of the stack. */
 void verbs_open(lua_State *L);
+
+/* Pushes options in a userdata: defaults, then the table at `table`, then the overrides; not checked. */
+cedar_run_opts **verbs_push_options(lua_State *L, const char *verb, int table);
+
+/* Checks and plays the options in the box at the top, frees them, and pushes the result in their place. */
+void verbs_play(lua_State *L, const char *verb, cedar_run_opts **box);
+
+/* Raises unless the value at `index` is a table; and when a policy calls the verb. */
+void verbs_need_table(lua_State *L, const char *verb, int index, const char *example);
+
+/* search.c: search(base, {...}) and frontier(points, {...}). */
+int verb_search(lua_State *L);
+int verb_frontier(lua_State *L);
+
+/* policy.c: makes the function at `index` the run's admission policy, and its name and hash the option `admission`. */
+void policy_set(lua_State *L, const char *verb, cedar_run_opts *o, int index);
 
 /* values.c */
 

@@ -205,17 +205,20 @@ void values_push_typed(lua_State *L, const cedar_opt_info *k, const char *text) 
 
 /* --- results ---------------------------------------------------------------------------------------------------- */
 
-typedef enum field_kind { FIELD_TEXT, FIELD_COUNT, FIELD_REAL, FIELD_HASH } field_kind;
+typedef enum field_kind { FIELD_TEXT, FIELD_COUNT, FIELD_REAL, FIELD_HASH, FIELD_BOOL } field_kind;
 
 #define FIELD(name, kind) { #name, kind, offsetof(cedar_run_result, name) }
 
 static const struct field { const char *name; field_kind kind; size_t place; } fields[] = {
     FIELD(run_id, FIELD_COUNT), FIELD(label, FIELD_TEXT), FIELD(replay, FIELD_TEXT), FIELD(status, FIELD_TEXT),
-    FIELD(event_hash, FIELD_HASH), FIELD(requests, FIELD_COUNT), FIELD(errors, FIELD_COUNT),
+    FIELD(event_hash, FIELD_HASH), FIELD(requests, FIELD_COUNT), FIELD(warmup_requests, FIELD_COUNT),
+    FIELD(errors, FIELD_COUNT),
     FIELD(sessions, FIELD_COUNT), FIELD(steps, FIELD_COUNT), FIELD(in_tokens, FIELD_COUNT),
     FIELD(out_tokens, FIELD_COUNT), FIELD(hit_tokens, FIELD_COUNT), FIELD(replayed_tokens, FIELD_COUNT),
     FIELD(trimmed_tokens, FIELD_COUNT), FIELD(ttft_p50_ms, FIELD_REAL), FIELD(ttft_p90_ms, FIELD_REAL),
     FIELD(itl_p50_ms, FIELD_REAL), FIELD(itl_p90_ms, FIELD_REAL), FIELD(interactivity_p90, FIELD_REAL),
+    FIELD(floor_interactivity, FIELD_REAL), FIELD(floor_met, FIELD_BOOL), FIELD(submission_valid, FIELD_BOOL),
+    FIELD(gate_ok, FIELD_BOOL), FIELD(invalid, FIELD_TEXT),
     FIELD(total_tok_s, FIELD_REAL), FIELD(output_tok_s, FIELD_REAL), FIELD(span_s, FIELD_REAL),
     FIELD(hit_rate, FIELD_REAL), FIELD(kv_bytes_peak, FIELD_COUNT), FIELD(window_bytes_peak, FIELD_COUNT),
     FIELD(quality_rows, FIELD_COUNT), FIELD(kl_mean, FIELD_REAL), FIELD(kl_p99, FIELD_REAL),
@@ -237,6 +240,7 @@ static void push_field(lua_State *L, const cedar_run_result *r, const struct fie
         memcpy(&real, at, sizeof real);
         lua_pushnumber(L, real);
         break;
+    case FIELD_BOOL: lua_pushboolean(L, *(const bool *)at); break;
     case FIELD_HASH:
         memcpy(&count, at, sizeof count);
         snprintf(hash, sizeof hash, "%016llx", (unsigned long long)count);

@@ -1,4 +1,4 @@
-/* The verbs of scenarios: run, sweep, compare, expect, print, note, options (docs/SCENARIOS.md).
+/* The verbs of scenarios: run, sweep, compare, expect, print, note, options (docs/SCENARIOS.md). search.c has two more.
  *
  * A verb reads its table in the order of the option table, never in the order of the Lua table, so which of several
  * mistakes is reported first does not change from run to run. */
@@ -27,17 +27,51 @@ static void check_keys(lua_State *L, const char *verb, cedar_run_opts *o, int ta
         if (lua_type(L, -2) != LUA_TSTRING)
             script_fail(L, "%s: options are written key = value; there is a value without a key", verb);
         const char *key = lua_tostring(L, -2);
+        if (strcmp(key, "floor") == 0) continue;
+        if (strcmp(key, "routing") == 0)
+            script_fail(L, "%s: routing chooses among engines, and a run has one; a policy can be given as admission",
+                        verb);
         if (!values_find(key) && (!first || strcmp(key, first) < 0)) first = key;
     }
     if (first) values_set(L, verb, o, first, ""); /* raises: unknown option */
 }
 
+/* floor = { tok_s_user = 150, percentile = 90, mode = "admit" } is short for the three options. */
+static void set_floor(lua_State *L, const char *verb, cedar_run_opts *o, int table) {
+    static const char *const names[] = { "tok_s_user", "percentile", "mode" };
+    lua_pushliteral(L, "floor");
+    int type = lua_rawget(L, table), found = 0, floor = lua_gettop(L);
+    if (type == LUA_TNIL) {
+        lua_pop(L, 1);
+        return;
+    }
+    if (type != LUA_TTABLE)
+        script_fail(L, "%s: floor must be a table such as { tok_s_user = 150, percentile = 90 }", verb);
+    for (int i = 0; i < 3; i++) {
+        lua_pushfstring(L, "floor_%s", names[i]);
+        const cedar_opt_info *k = values_find(lua_tostring(L, -1));
+        lua_pushstring(L, names[i]);
+        if (lua_rawget(L, floor) != LUA_TNIL) {
+            values_set(L, verb, o, k->key, values_push_option(L, verb, k, -1));
+            found++;
+        }
+        lua_settop(L, floor);
+    }
+    for (lua_pushnil(L); lua_next(L, floor); lua_pop(L, 1)) found--;
+    if (found < 0) script_fail(L, "%s: floor has a key that is none of tok_s_user, percentile, mode", verb);
+    lua_pop(L, 1);
+}
+
 static void set_from_table(lua_State *L, const char *verb, cedar_run_opts *o, int table) {
     size_t count;
     const cedar_opt_info *option = cedar_opt_table(&count);
+    set_floor(L, verb, o, table);
     for (size_t i = 0; i < count; i++) {
         lua_pushstring(L, option[i].key);
-        if (lua_rawget(L, table) != LUA_TNIL) {
+        int type = lua_rawget(L, table);
+        if (strcmp(option[i].key, "admission") == 0 && type != LUA_TNIL) {
+            policy_set(L, verb, o, lua_gettop(L));
+        } else if (type != LUA_TNIL) {
             values_set(L, verb, o, option[i].key, values_push_option(L, verb, &option[i], -1));
             lua_pop(L, 1);
         }
@@ -62,6 +96,8 @@ static void set_from_overrides(lua_State *L, const char *verb, cedar_run_opts *o
     const cedar_script_opts *s = script_of(L)->opts;
     for (size_t i = 0; i < s->override_count; i++) {
         const char *equals = strchr(s->overrides[i], '=');
+        if (strncmp(s->overrides[i], "admission=", 10) == 0)
+            script_fail(L, "%s: admission can only be given as a function of the scenario", verb);
         lua_pushlstring(L, s->overrides[i], (size_t)(equals - s->overrides[i]));
         values_set(L, verb, o, lua_tostring(L, -1), equals + 1);
         lua_pop(L, 1);
@@ -101,6 +137,16 @@ static cedar_run_opts **push_point(lua_State *L, const char *verb, int table, co
     return box;
 }
 
+cedar_run_opts **verbs_push_options(lua_State *L, const char *verb, int table) {
+    cedar_run_opts **box = values_new_opts(L);
+    cedar_err err = { 0 };
+    if (cedar_opts_new(box, &err)) script_fail_status(L, verb, &err);
+    check_keys(L, verb, *box, table);
+    set_from_table(L, verb, *box, table);
+    set_from_overrides(L, verb, *box);
+    return box;
+}
+
 /* --- run, sweep ------------------------------------------------------------------------------------------------- */
 
 /* Plays the options in the box at the top, frees them, and pushes the result in their place. */
@@ -118,7 +164,14 @@ static void play_point(lua_State *L, const char *verb, cedar_run_opts **box) {
     lua_remove(L, -2);
 }
 
-static void need_table(lua_State *L, const char *verb, int index, const char *example) {
+void verbs_play(lua_State *L, const char *verb, cedar_run_opts **box) {
+    cedar_err err = { 0 };
+    if (cedar_opts_check(*box, &err)) script_fail(L, "%s: %s", verb, err.msg);
+    play_point(L, verb, box);
+}
+
+void verbs_need_table(lua_State *L, const char *verb, int index, const char *example) {
+    if (script_of(L)->policy_end) script_fail(L, "%s cannot be called by a policy", verb);
     if (!lua_istable(L, index))
         script_fail(L, "%s needs a table of options, for example %s; it got %s", verb, example,
                     lua_isnone(L, index) ? "nothing" : luaL_typename(L, index));
@@ -126,7 +179,7 @@ static void need_table(lua_State *L, const char *verb, int index, const char *ex
 
 static int verb_run(lua_State *L) {
     script_check_fatal(L);
-    need_table(L, "run", 1, "run{ trace = \"traces\" }");
+    verbs_need_table(L, "run", 1, "run{ trace = \"traces\" }");
     lua_settop(L, 1);
     play_point(L, "run", push_point(L, "run", 1, NULL, 0));
     return 1;
@@ -156,8 +209,8 @@ static void read_axes(lua_State *L, axes *a) {
 
 static int verb_sweep(lua_State *L) {
     script_check_fatal(L);
-    need_table(L, "sweep", 1, "sweep({ trace = \"traces\" }, { lanes = { 1, 2, 4 } })");
-    need_table(L, "sweep", 2, "sweep({ trace = \"traces\" }, { lanes = { 1, 2, 4 } })");
+    verbs_need_table(L, "sweep", 1, "sweep({ trace = \"traces\" }, { lanes = { 1, 2, 4 } })");
+    verbs_need_table(L, "sweep", 2, "sweep({ trace = \"traces\" }, { lanes = { 1, 2, 4 } })");
     lua_settop(L, 2);
     axes a = { .table = 2 };
     cedar_run_opts **box = values_new_opts(L);
@@ -336,6 +389,7 @@ static int verb_options(lua_State *L) {
 void verbs_open(lua_State *L) {
     static const luaL_Reg verbs[] = { { "run", verb_run }, { "sweep", verb_sweep }, { "compare", verb_compare },
                                       { "expect", verb_expect }, { "print", verb_print }, { "note", verb_note },
-                                      { "options", verb_options }, { NULL, NULL } };
+                                      { "options", verb_options }, { "search", verb_search },
+                                      { "frontier", verb_frontier }, { NULL, NULL } };
     luaL_setfuncs(L, verbs, 0);
 }

@@ -53,6 +53,35 @@ cedar_status cedar_report_text(const char *path, FILE *to, int width, bool color
 cedar_status cedar_report_html(const char *path, FILE *to, cedar_err *err) CEDAR_USE_RESULT;
 cedar_status cedar_report_csv(const char *path, const char *view, FILE *to, cedar_err *err) CEDAR_USE_RESULT;
 
+/* --- records of other tools (docs/IMPORT.md) ---------------------------------------------------------------------- */
+
+typedef struct cedar_import_opts {
+    bool strict;                /* a line that is no usable record fails the import; else it is left out and counted */
+    bool replace;               /* as in cedar_store_create */
+    const char *label;          /* of the run; NULL: the file's name without its folder */
+    uint32_t lanes;             /* concurrency the records were made with, 0 when unknown: the file does not say */
+} cedar_import_opts;
+
+typedef struct cedar_import_counts {
+    uint64_t lines;             /* not blank */
+    uint64_t requests;          /* rows of the run: kept + errors + other_phase */
+    uint64_t kept;              /* profiling requests without error: what metrics rest on */
+    uint64_t errors;            /* profiling requests in error, cancelled ones among them */
+    uint64_t cancelled;         /* of any phase */
+    uint64_t other_phase;       /* warm-up and the like */
+    uint64_t sessions;
+    uint64_t skipped;           /* lines left out (not strict) */
+    char skipped_first[480];    /* why the first of them was left out, "" if none was */
+    uint64_t itl_differs;       /* requests whose own ITL is not (E2EL - TTFT) / (OSL - 1) */
+} cedar_import_counts;
+
+/* Reads AIPerf's profile_export.jsonl into a new database as one run: status "finished", model_origin and backend
+ * "imported"; every view and report then scores it. request_id is the line in the file, times count from the first
+ * request's start. The file is read twice, line by line, and must not change meanwhile. opts NULL: all zero. *out is
+ * zero after a failure, and no database is left behind. CEDAR_E_FORMAT when nothing in it can be used. */
+cedar_status cedar_import_aiperf(const char *path, const char *db_path, const cedar_import_opts *opts,
+                                 cedar_import_counts *out, cedar_err *err) CEDAR_USE_RESULT;
+
 /* Names that cedar_report_csv takes, for help: the views in the order of docs/METRICS.md, then the tables. */
 const char *const *cedar_report_views(size_t *count);
 

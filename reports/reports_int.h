@@ -9,9 +9,11 @@
 
 #include "base/status.h"
 
+struct cedar_store;
+
 enum {
     REPORTS_APPLICATION_ID = 0x43454452,    /* "CEDR", as in schema.sql */
-    REPORTS_SCHEMA_VERSION = 1              /* PRAGMA user_version, as in schema.sql */
+    REPORTS_SCHEMA_VERSION = 2              /* PRAGMA user_version, as in schema.sql */
 };
 
 /* Embedded files: reports/schema.sql, views.sql, report.css, report.js and Chart.js. Not zero terminated. */
@@ -69,6 +71,16 @@ cedar_status reports_run_sql(sqlite3 *db, const char *path, const char *sql, con
 
 /* Zero-terminated copy of an embedded file; NULL when out of memory. Owned by the caller (cedar_free). */
 char *reports_embedded(const char *from, const char *end);
+
+/* Removes a database and what SQLite may have left beside it. */
+cedar_status reports_remove_database(const char *path, cedar_err *err) CEDAR_USE_RESULT;
+
+/* A request whose response was complete later than its last token: a row beside its request row. */
+typedef struct reports_end_row {
+    int64_t run_id, request_id, end_ns;
+} reports_end_row;
+
+cedar_status reports_store_end(struct cedar_store *s, const reports_end_row *row, cedar_err *err) CEDAR_USE_RESULT;
 
 /* Shortest of 15 to 17 digits that reads back as x, into out. NaN and infinities as "nan", "inf", "-inf". */
 void reports_real_text(double x, char out[32]);

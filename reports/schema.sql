@@ -1,4 +1,4 @@
--- Tables of a cedar database, schema version 1 (PRAGMA user_version). The views are in views.sql, both are explained
+-- Tables of a cedar database, schema version 2 (PRAGMA user_version). The views are in views.sql, both are explained
 -- in docs/METRICS.md.
 --
 -- Times are integer nanoseconds. "schedule" times decide the order of events and repeat bit for bit; "meter" times are
@@ -36,6 +36,11 @@ CREATE TABLE runs (                         -- one row per run{...}: an arm, a p
     arith               TEXT    NOT NULL,
     clock               TEXT    NOT NULL,
     replay              TEXT    NOT NULL,   -- which bounded replay the arm uses
+    rules               TEXT    NOT NULL,   -- "plain", or the AgentX rules the run was played by; "" for imported runs
+    admission           TEXT    NOT NULL,   -- name and hash of the scenario's admission policy, "" = none
+    floor_mode          TEXT    NOT NULL,   -- "mark": a missed speed floor is marked; "admit": it is also kept
+    floor_milli_tok_s_user INTEGER NOT NULL CHECK (floor_milli_tok_s_user >= 0),  -- speed floor, 1/1000 tok/s; 0 = none
+    floor_percentile    INTEGER NOT NULL CHECK (floor_percentile BETWEEN 0 AND 100),  -- of the inter-token latency
     seed                TEXT    NOT NULL CHECK (seed <> '' AND seed NOT GLOB '*[^0-9]*'),
     lanes               INTEGER NOT NULL CHECK (lanes >= 0),
     vocab               INTEGER NOT NULL CHECK (vocab >= 0),
@@ -59,6 +64,18 @@ CREATE TABLE runs (                         -- one row per run{...}: an arm, a p
     end_sched_ns        INTEGER,            -- schedule
     end_ns              INTEGER,            -- meter; timing
     wall_ns             INTEGER,            -- wall clock the run took; timing
+    profile_sched_ns    INTEGER,            -- schedule, start of the profiling phase; -1: it never began
+    profile_ns          INTEGER,            -- meter, the same; timing
+    primers             INTEGER CHECK (primers >= 0),               -- requests that brought lanes to their start
+    warmups             INTEGER CHECK (warmups >= 0),               -- warm-up requests behind them
+    overflows           INTEGER CHECK (overflows >= 0),             -- context overflows of the profiling phase
+    traces_passed_over  INTEGER CHECK (traces_passed_over >= 0),    -- whose start left a lane nothing to do
+    forced_turns        INTEGER CHECK (forced_turns >= 0),          -- started although all of their tree waited
+    idle_cut_ns         INTEGER,            -- schedule, idle time that the global cap took out
+    submission_valid    INTEGER CHECK (submission_valid IN (0, 1)), -- keeps the AgentX rules; others cannot
+    gate_ok             INTEGER CHECK (gate_ok IN (0, 1)),          -- something completed, and few enough failed
+    invalid             TEXT,               -- names of the reasons why not, joined by spaces
+    invalid_why         TEXT,               -- the same as sentences
     CHECK ((status = 'running') = (event_hash IS NULL))
 ) STRICT;
 
@@ -78,7 +95,10 @@ CREATE TABLE sessions (                     -- one row per session tree played b
     end_sched_ns     INTEGER NOT NULL,      -- schedule
     start_ns         INTEGER NOT NULL,      -- meter; timing
     end_ns           INTEGER NOT NULL,      -- meter; timing
-    outcome          TEXT    NOT NULL CHECK (outcome IN ('finished', 'cut', 'overflow')),
+    outcome          TEXT    NOT NULL CHECK (outcome IN ('finished', 'cut', 'overflow', 'error')),
+    first_turn       INTEGER NOT NULL CHECK (first_turn >= 0),  -- of the root, at the session's start
+    t_star_ns        INTEGER NOT NULL,      -- recorded time of the start, -1: at the first turn
+    idle_cut_ns      INTEGER NOT NULL,      -- schedule, idle time of this tree alone that its cap took out
     PRIMARY KEY (run_id, session_id)
 ) STRICT, WITHOUT ROWID;
 
@@ -115,6 +135,13 @@ CREATE TABLE requests (                     -- one row per request
     first_ns         INTEGER NOT NULL,      -- meter, first token, -1: none; timing
     last_ns          INTEGER NOT NULL,      -- meter, last token, -1: none; timing
     error            TEXT    NOT NULL,      -- "" or a sentence
+    PRIMARY KEY (run_id, request_id)
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE request_ends (                 -- requests whose response went on after its last token (imported runs)
+    run_id           INTEGER NOT NULL REFERENCES runs,
+    request_id       INTEGER NOT NULL CHECK (request_id >= 1),
+    end_ns           INTEGER NOT NULL,      -- meter, the response is complete; timing
     PRIMARY KEY (run_id, request_id)
 ) STRICT, WITHOUT ROWID;
 
@@ -180,9 +207,11 @@ CREATE TABLE timing_columns (
 ) STRICT, WITHOUT ROWID;
 
 INSERT INTO timing_columns (table_name, column_name) VALUES
-    ('manifest', 'started_at'), ('runs', 'end_ns'), ('runs', 'wall_ns'), ('sessions', 'start_ns'),
-    ('sessions', 'end_ns'), ('requests', 'arrival_ns'), ('requests', 'admit_ns'), ('requests', 'first_ns'),
-    ('requests', 'last_ns'), ('steps', 'start_ns'), ('steps', 'duration_ns'), ('steps', 'plan_ns');
+    ('manifest', 'started_at'), ('runs', 'end_ns'), ('runs', 'wall_ns'), ('runs', 'profile_ns'),
+    ('sessions', 'start_ns'), ('sessions', 'end_ns'), ('requests', 'arrival_ns'), ('requests', 'admit_ns'),
+    ('requests', 'first_ns'),
+    ('requests', 'last_ns'), ('request_ends', 'end_ns'), ('steps', 'start_ns'), ('steps', 'duration_ns'),
+    ('steps', 'plan_ns');
 
 -- Bins of quality by offset; lo and hi are inclusive.
 CREATE TABLE offset_bins (
@@ -198,4 +227,4 @@ INSERT INTO offset_bins (bin, label, lo, hi) VALUES
     (8, '1651-2412', 1651, 2412), (9, '2413-4952', 2413, 4952), (10, '> 4952', 4953, 9223372036854775807);
 
 PRAGMA application_id = 1128612946;         -- "CEDR"
-PRAGMA user_version = 1;
+PRAGMA user_version = 2;

@@ -45,7 +45,8 @@ static const column manifest_columns[] = {
 static const column run_columns[] = {
     RUN(run_id, I64), RUN(label, TEXT), RUN(config_json, TEXT), RUN(config_hash, TEXT), RUN(model_name, TEXT),
     RUN(model_hash, TEXT), RUN(model_origin, TEXT), RUN(trace_paths, TEXT), RUN(trace_hash, TEXT), RUN(backend, TEXT),
-    RUN(arith, TEXT), RUN(clock, TEXT), RUN(replay, TEXT), RUN(seed, SEED), RUN(lanes, U32), RUN(vocab, U32),
+    RUN(arith, TEXT), RUN(clock, TEXT), RUN(replay, TEXT), RUN(rules, TEXT), RUN(admission, TEXT), RUN(floor_mode, TEXT),
+    RUN(floor_milli_tok_s_user, U64), RUN(floor_percentile, U32), RUN(seed, SEED), RUN(lanes, U32), RUN(vocab, U32),
     RUN(window, U32), RUN(page_tokens, U32), RUN(kv_token_bytes_x1000, U64), RUN(window_snap_bytes, U64),
     RUN(plan_total_bytes, U64)
 };
@@ -54,7 +55,8 @@ static const column run_columns[] = {
 static const column session_columns[] = {
     SESSION(run_id, I64), SESSION(session_id, I64), SESSION(lane, I32), SESSION(pass, I32), SESSION(trace_id, TEXT),
     SESSION(streams, U32), SESSION(requests_planned, U32), SESSION(requests_done, U32), SESSION(start_sched_ns, I64),
-    SESSION(end_sched_ns, I64), SESSION(start_ns, I64), SESSION(end_ns, I64), SESSION(outcome, TEXT)
+    SESSION(end_sched_ns, I64), SESSION(start_ns, I64), SESSION(end_ns, I64), SESSION(outcome, TEXT),
+    SESSION(first_turn, U32), SESSION(t_star_ns, I64), SESSION(idle_cut_ns, I64)
 };
 
 #define REQUEST(member, kind) { #member, COLUMN_##kind, offsetof(cedar_request_row, member) }
@@ -90,6 +92,9 @@ static const column request_columns[] = { REQUEST(run_id, I64),
                                           REQUEST(last_ns, I64),
                                           REQUEST(error, TEXT) };
 
+#define END(member, kind) { #member, COLUMN_##kind, offsetof(reports_end_row, member) }
+static const column end_columns[] = { END(run_id, I64), END(request_id, I64), END(end_ns, I64) };
+
 #define STEP(member, kind) { #member, COLUMN_##kind, offsetof(cedar_step_row, member) }
 static const column step_columns[] = {
     STEP(run_id, I64), STEP(step_id, I64), STEP(entries, U32), STEP(prefill_entries, U32), STEP(decode_entries, U32),
@@ -113,14 +118,17 @@ static const column run_end_columns[] = {
     RUN_END(status, TEXT), RUN_END(error, TEXT), RUN_END(event_hash, HASH), RUN_END(requests, U64),
     RUN_END(sessions, U64), RUN_END(steps, U64), RUN_END(quality_rows, U64), RUN_END(requests_unfinished, U64),
     RUN_END(sessions_unfinished, U64), RUN_END(end_sched_ns, I64), RUN_END(end_ns, I64), RUN_END(wall_ns, I64),
+    RUN_END(profile_sched_ns, I64), RUN_END(profile_ns, I64), RUN_END(primers, U64), RUN_END(warmups, U64),
+    RUN_END(overflows, U64), RUN_END(traces_passed_over, U64), RUN_END(forced_turns, U64), RUN_END(idle_cut_ns, I64),
+    RUN_END(submission_valid, BOOL), RUN_END(gate_ok, BOOL), RUN_END(invalid, TEXT), RUN_END(invalid_why, TEXT),
     RUN_END(run_id, I64)
 };
 
 #define EXPECT(member, kind) { #member, COLUMN_##kind, offsetof(cedar_expect_row, member) }
 static const column expect_columns[] = { EXPECT(what, TEXT), EXPECT(detail, TEXT), EXPECT(ok, BOOL) };
 
-typedef enum statement { ST_MANIFEST, ST_RUN, ST_SESSION, ST_REQUEST, ST_STEP, ST_QUALITY, ST_RUN_END, ST_EXPECT,
-                         ST_COUNT } statement;
+typedef enum statement { ST_MANIFEST, ST_RUN, ST_SESSION, ST_REQUEST, ST_END, ST_STEP, ST_QUALITY, ST_RUN_END,
+                         ST_EXPECT, ST_COUNT } statement;
 
 /* commit: the row is made durable at once, together with everything before it. */
 static const struct {
@@ -133,6 +141,7 @@ static const struct {
     [ST_RUN] = { "runs", run_columns, sizeof run_columns / sizeof *run_columns, true },
     [ST_SESSION] = { "sessions", session_columns, sizeof session_columns / sizeof *session_columns, false },
     [ST_REQUEST] = { "requests", request_columns, sizeof request_columns / sizeof *request_columns, false },
+    [ST_END] = { "request_ends", end_columns, sizeof end_columns / sizeof *end_columns, false },
     [ST_STEP] = { "steps", step_columns, sizeof step_columns / sizeof *step_columns, false },
     [ST_QUALITY] = { "quality", quality_columns, sizeof quality_columns / sizeof *quality_columns, false },
     [ST_RUN_END] = { "runs", run_end_columns, sizeof run_end_columns / sizeof *run_end_columns, true },
@@ -275,6 +284,10 @@ static cedar_status on_expect(void *self, const cedar_expect_row *row, cedar_err
     return write_row(self, ST_EXPECT, row, err);
 }
 
+cedar_status reports_store_end(cedar_store *s, const reports_end_row *row, cedar_err *err) {
+    return write_row(s, ST_END, row, err);
+}
+
 /* --- opening ------------------------------------------------------------------------------------------------------ */
 
 static cedar_status prepare_one(cedar_store *s, statement which, cedar_err *err) {
@@ -343,8 +356,7 @@ static cedar_status make_schema(cedar_store *s, cedar_err *err) {
     return st;
 }
 
-/* Removes the database and what SQLite may have left beside it. */
-static cedar_status remove_database(const char *path, cedar_err *err) {
+cedar_status reports_remove_database(const char *path, cedar_err *err) {
     static const char *const suffixes[] = { "-wal", "-shm", "-journal" };
     size_t n = strlen(path) + 16;
     char *name = cedar_calloc(n, 1);
@@ -380,7 +392,7 @@ static cedar_status clear_way(const char *path, bool replace, cedar_err *err) {
     if (!replace)
         return cedar_fail(err, CEDAR_E_IO, "%s: exists; choose another name, or ask for it to be replaced", path);
     if ((st = check_unused(path, err))) return st;
-    return remove_database(path, err);
+    return reports_remove_database(path, err);
 }
 
 /* Claims the name, so that two programs cannot both create it, and so that the system's reason reaches the user. */
@@ -422,7 +434,7 @@ cedar_status cedar_store_create(const char *path, bool replace, cedar_store **ou
     }
     if (st) {
         free_store(s);
-        if (claimed) (void)!remove_database(path, NULL);
+        if (claimed) (void)!reports_remove_database(path, NULL);
         return st;
     }
     *out = s;

@@ -33,6 +33,21 @@ static const reports_table tables[] = {
         { "KL p99", REPORTS_SMALL },
         { "top-1 agree", REPORTS_SHARE },
         { "dlogp nats/tok", REPORTS_SIGNED } } },
+    { "floor",
+      "Speed floor",
+      "Holds when 1 / the percentile of ITL reaches the floor. TTFT stands beside it because speed can be bought with "
+      "it: p90 up to 5 s is acceptable for online use.",
+      "SELECT " RUN_NAME ", floor_mode, floor_tok_s_user, floor_percentile, tok_s_user, CASE met WHEN 1 THEN 'yes' "
+      "ELSE 'NO' END, ttft_p50_ms, ttft_p90_ms, total_tok_s FROM v_floor ORDER BY run_id",
+      { { "run", REPORTS_TEXT },
+        { "mode", REPORTS_TEXT },
+        { "floor tok/s/user", REPORTS_NUMBER },
+        { "percentile", REPORTS_COUNT },
+        { "tok/s/user", REPORTS_NUMBER },
+        { "holds", REPORTS_TEXT },
+        { "TTFT p50 ms", REPORTS_NUMBER },
+        { "TTFT p90 ms", REPORTS_NUMBER },
+        { "total tok/s", REPORTS_NUMBER } } },
     { "latency",
       "Latency",
       "Milliseconds. Percentiles are linear between the two nearest of n sorted values; std is over the population. "

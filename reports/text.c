@@ -321,6 +321,8 @@ static cedar_status put_attention(const text_report *r, cedar_err *err) {
         "UNION ALL SELECT 5, run_id, printf('run %d %s: p90 TTFT of %.1f s is above the 5 s that suit online use', "
         "run_id,"
         "  label, ttft_p90_s) FROM v_validity WHERE ttft_guidance = 'too slow' "
+        "UNION ALL SELECT 7, run_id, printf('run %d %s: not a valid AgentX submission: %s', run_id, label, "
+        "  invalid_why) FROM runs WHERE rules LIKE 'agentx%' AND invalid <> '' "
         "UNION ALL SELECT 6, expect_id, printf('expectation fails: %s %s', what, detail) FROM expectations WHERE NOT "
         "ok "
         "ORDER BY 1, 2";
@@ -343,6 +345,7 @@ cedar_status cedar_report_text(const char *path, FILE *to, int width, bool color
     cedar_status st = reports_open_evaluated(path, &r.db, err);
     if (st) return st;
     st = put_table(&r, "summary", true, true, err);
+    if (!st) st = put_table(&r, "floor", false, true, err);
     if (!st) st = put_manifest(&r, err);
     if (!st) st = put_table(&r, "offset", false, true, err);
     if (!st) st = put_table(&r, "expectations", false, false, err);

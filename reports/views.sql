@@ -27,8 +27,8 @@ SELECT *,
 FROM (SELECT run_id, request_id, session_id, lane, stream, turn, trace_id, phase, error,
              phase = 'profiling' AND error = '' AS kept,
              in_tokens, out_tokens, hit_tokens, replayed_tokens, trimmed_tokens,
-             arrival_ns, admit_ns, first_ns, last_ns
-      FROM requests)
+             arrival_ns, admit_ns, first_ns, last_ns, COALESCE(end_ns, MAX(last_ns, arrival_ns)) AS end_ns
+      FROM requests LEFT JOIN request_ends USING (run_id, request_id))
 ORDER BY run_id, request_id;
 
 CREATE VIEW v_latency AS                    -- per run and metric: ttft, itl, e2el, e2e_norm; nanoseconds
@@ -82,7 +82,7 @@ SELECT p.run_id, p.label, p.kept AS n, p.excluded_phase, p.excluded_error, t.dur
        p.kept * 1e9 / t.duration_ns AS requests_s
 FROM v_population p LEFT JOIN (
     SELECT run_id, SUM(in_tokens) AS input_tokens, SUM(out_tokens) AS output_tokens,
-           NULLIF(MAX(MAX(last_ns, arrival_ns)) - MIN(arrival_ns), 0) AS duration_ns
+           NULLIF(MAX(end_ns) - MIN(arrival_ns), 0) AS duration_ns
     FROM v_request_times WHERE kept GROUP BY run_id) t USING (run_id)
 ORDER BY p.run_id;
 
@@ -144,14 +144,15 @@ FROM v_population p LEFT JOIN (
            SUM(in_tokens) AS in_tokens, SUM(matched_tokens) AS matched_tokens, SUM(hit_tokens) AS hit_tokens,
            SUM(replayed_tokens) AS replayed_tokens, SUM(trimmed_tokens) AS trimmed_tokens,
            MAX(provenance_depth) AS provenance_depth_max
-    FROM requests WHERE phase = 'profiling' AND error = '' GROUP BY run_id) t USING (run_id)
+    FROM requests JOIN runs USING (run_id)      -- imported records do not say what a cache gave
+    WHERE phase = 'profiling' AND requests.error = '' AND backend <> 'imported' GROUP BY run_id) t USING (run_id)
 ORDER BY p.run_id;
 
 CREATE VIEW v_misses AS                     -- per run and reason, kept requests: prompt tokens not taken from the cache
 SELECT r.run_id, r.miss, COUNT(*) AS requests, SUM(r.in_tokens - r.hit_tokens) AS miss_tokens,
        p.excluded_phase, p.excluded_error
-FROM requests r JOIN v_population p USING (run_id)
-WHERE r.phase = 'profiling' AND r.error = ''
+FROM requests r JOIN v_population p USING (run_id) JOIN runs u USING (run_id)
+WHERE r.phase = 'profiling' AND r.error = '' AND u.backend <> 'imported'
 GROUP BY r.run_id, r.miss ORDER BY r.run_id, r.miss;
 
 CREATE VIEW v_steps AS                      -- per run: how full and how busy the steps were; steps of all phases
@@ -270,9 +271,27 @@ SELECT p.run_id, p.label, p.status, p.kept AS completed, p.excluded_error AS err
        l.p90_ns / 1e9 AS ttft_p90_s,
        CASE WHEN l.p90_ns IS NULL THEN 'none' WHEN l.p90_ns <= 5e9 THEN 'acceptable'
             ELSE 'too slow' END AS ttft_guidance,
-       p.status = 'finished' AND p.kept > 0 AND p.excluded_error * 10 <= p.kept AS valid
-FROM v_population p JOIN v_latency l ON l.run_id = p.run_id AND l.metric = 'ttft'
+       p.status = 'finished' AND p.kept > 0 AND p.excluded_error * 10 <= p.kept AS valid,
+       u.rules, u.overflows, CAST(u.overflows AS REAL) / NULLIF(p.kept + p.excluded_error, 0) AS overflow_rate,
+       u.submission_valid, u.gate_ok, u.invalid, u.invalid_why
+FROM v_population p JOIN v_latency l ON l.run_id = p.run_id AND l.metric = 'ttft' JOIN runs u ON u.run_id = p.run_id
 ORDER BY p.run_id;
+
+CREATE VIEW v_floor AS                      -- per run with a speed floor: does it hold, and what is the price in TTFT?
+WITH ranked AS (
+    SELECT t.run_id, t.itl_ns AS v, u.floor_percentile AS p,
+           ROW_NUMBER() OVER (PARTITION BY t.run_id ORDER BY t.itl_ns) - 1 AS i,
+           COUNT(*) OVER (PARTITION BY t.run_id) AS n
+    FROM v_request_times t JOIN runs u USING (run_id) WHERE t.itl_ns IS NOT NULL),
+stats AS (
+    SELECT run_id, n, SUM(v * MAX(0, 100 - ABS(100 * i - p * (n - 1)))) / 100.0 AS itl_ns FROM ranked GROUP BY run_id)
+SELECT u.run_id, u.label, u.lanes, u.floor_mode, u.floor_milli_tok_s_user / 1000.0 AS floor_tok_s_user,
+       u.floor_percentile, COALESCE(s.n, 0) AS n, 1e9 / s.itl_ns AS tok_s_user,
+       COALESCE(1e12 >= s.itl_ns * u.floor_milli_tok_s_user, 0) AS met,
+       f.p50_ns / 1e6 AS ttft_p50_ms, f.p90_ns / 1e6 AS ttft_p90_ms, h.total_tok_s
+FROM runs u LEFT JOIN stats s USING (run_id) JOIN v_latency f ON f.run_id = u.run_id AND f.metric = 'ttft'
+     JOIN v_throughput h ON h.run_id = u.run_id
+WHERE u.floor_milli_tok_s_user > 0 ORDER BY u.run_id;
 
 CREATE VIEW v_summary AS                    -- one row per run: the table of the report
 WITH times AS (
@@ -286,7 +305,8 @@ SELECT u.run_id, u.label, u.replay, u.lanes, u.status, p.kept AS requests, p.exc
        u.requests_unfinished, t.ttft_p50_ms, t.ttft_p90_ms, t.itl_p50_ms, t.itl_p90_ms, t.intvty_p90,
        h.total_tok_s, h.output_tok_s, c.hit_rate, c.hit_rate_theory, c.replayed_tokens, c.trimmed_tokens,
        m.kv_bytes_peak, m.window_bytes_peak, q.positions AS quality_positions, q.kl_mean, q.kl_p99, q.top1_rate,
-       q.dlogp_mean
-FROM runs u JOIN v_population p USING (run_id) JOIN times t USING (run_id) JOIN v_throughput h USING (run_id)
+       q.dlogp_mean, g.floor_tok_s_user, g.met AS floor_met
+FROM runs u LEFT JOIN v_floor g USING (run_id) JOIN v_population p USING (run_id) JOIN times t USING (run_id)
+     JOIN v_throughput h USING (run_id)
      JOIN v_cache c USING (run_id) JOIN v_memory m USING (run_id) JOIN v_quality q USING (run_id)
 ORDER BY u.run_id;

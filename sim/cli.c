@@ -1,5 +1,4 @@
-/* What the verbs share: errors and exit codes, the terminal, signals, files. */
-#include <errno.h>
+/* What the verbs share: errors and exit codes, places, signals, the terminal. */
 #include <signal.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -7,7 +6,6 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
-#include "base/mem.h"
 #include "sim/cli_int.h"
 
 int cedar_cli_exit_code(cedar_status st) {
@@ -91,37 +89,4 @@ int cedar_cli_width(FILE *to) {
 bool cedar_cli_color(FILE *to) {
     const char *none = getenv("NO_COLOR"), *term = getenv("TERM");
     return isatty(fileno(to)) && !(none && *none) && !(term && strcmp(term, "dumb") == 0);
-}
-
-/* --- files -------------------------------------------------------------------------------------------------------- */
-
-cedar_status cedar_cli_read(const char *path, size_t bytes_max, char **text, size_t *bytes, cedar_err *err) {
-    FILE *f = fopen(path, "rb");
-    if (!f) return cedar_fail(err, CEDAR_E_IO, "%s: %s", path, strerror(errno));
-    size_t room = 1 << 16, n = 0;
-    char *buf = cedar_calloc(room, 1);
-    cedar_status st = CEDAR_OK;
-    while (buf && !st) {
-        n += fread(buf + n, 1, room - 1 - n, f);
-        if (n < room - 1) break;
-        if (n > bytes_max) {
-            st = cedar_fail(err, CEDAR_E_FORMAT, "%s: is larger than %zu bytes", path, bytes_max);
-            break;
-        }
-        char *grown = cedar_realloc(buf, room, 2);
-        if (!grown) cedar_free(buf);
-        buf = grown;
-        room *= 2;
-    }
-    if (!buf) st = cedar_fail(err, CEDAR_E_OOM, "%s: no memory for %zu bytes", path, room);
-    else if (!st && ferror(f)) st = cedar_fail(err, CEDAR_E_IO, "%s: reading failed", path);
-    fclose(f);
-    if (st) {
-        cedar_free(buf);
-        return st;
-    }
-    buf[n] = 0;
-    *text = buf;
-    *bytes = n;
-    return CEDAR_OK;
 }

@@ -45,8 +45,4 @@ const volatile int *cedar_cli_stop(void);   /* 0, or the signal's number */
 int cedar_cli_width(FILE *to);
 bool cedar_cli_color(FILE *to);
 
-/* Whole file, at most bytes_max, ended by a 0 that is not counted; owned by the caller (cedar_free). */
-cedar_status cedar_cli_read(const char *path, size_t bytes_max, char **text, size_t *bytes,
-                            cedar_err *err) CEDAR_USE_RESULT;
-
 #endif

@@ -8,6 +8,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/file.h"
 #include "base/hash.h"
 #include "base/mem.h"
 #include "base/version.h"
@@ -29,6 +30,7 @@ typedef struct execution {
     bool replace, quiet, bar;   /* bar: progress goes to a terminal */
     cedar_store *store;         /* made for the first row, so that a scenario that does not even start leaves no file */
     const cedar_observer *observer;
+    cedar_run_cache *cache;
     int64_t runs, last_bar_ns;
     bool recorded;              /* the database holds a run or an expectation */
 } execution;
@@ -129,13 +131,15 @@ static void show_progress(void *self, const cedar_progress *p) {
     execution *x = self;
     if (!x->bar || p->elapsed_wall_ns - x->last_bar_ns < 100000000) return;
     x->last_bar_ns = p->elapsed_wall_ns;
-    int cells = 24, full = p->total ? (int)(p->done * (uint64_t)cells / p->total) : 0;
+    int cells = 24, full = p->total ? (int)(p->done * (uint64_t)cells / p->total) : 0; /* warm-up can go beyond */
     char bar[32];
     for (int i = 0; i < cells; i++) bar[i] = i < full ? '#' : '.';
     bar[cells] = 0;
     double seconds = (double)p->elapsed_wall_ns / 1e9;
-    fprintf(stderr, "\r\033[K%.20s [%s] %" PRIu64 "/%" PRIu64 " requests, %" PRIu64 " steps, %.0f s", p->label, bar,
-            p->done, p->total, p->steps, seconds);
+    char of[24] = "";
+    if (p->total) snprintf(of, sizeof of, "/%" PRIu64, p->total);
+    fprintf(stderr, "\r\033[K%.20s [%s] %" PRIu64 "%s requests, %" PRIu64 " steps, %.0f s", p->label, bar, p->done, of,
+            p->steps, seconds);
 }
 
 /* --- what a scenario may do --------------------------------------------------------------------------------------- */
@@ -145,7 +149,7 @@ static cedar_status host_run(void *self, const cedar_run_opts *opts, cedar_run_r
     cedar_status st = need_store(x, err);
     if (st) return st;
     cedar_run_host host = { .observer = x->observer, .data_dir = x->data_dir, .progress = show_progress, .self = x,
-                            .stop = cedar_cli_stop() };
+                            .stop = cedar_cli_stop(), .cache = x->cache };
     x->last_bar_ns = 0;
     *out = (cedar_run_result){ 0 };
     st = cedar_run(opts, ++x->runs, &host, out, err);
@@ -187,7 +191,7 @@ static cedar_status read_scenario(execution *x, char *found, size_t bytes, cedar
     if (access(found, R_OK))
         return cedar_fail(err, CEDAR_E_IO, "scenario %s: no such file, neither here nor under %s", x->path,
                           x->data_dir);
-    return cedar_cli_read(found, SCENARIO_BYTES_MAX, &x->text, &x->bytes, err);
+    return cedar_file_read(found, SCENARIO_BYTES_MAX, &x->text, &x->bytes, err);
 }
 
 /* The outcome of the scenario, then that of closing the database; the summary comes from the database. */
@@ -220,6 +224,7 @@ static int execute(execution *x) {
     if (!st && access(x->db, F_OK) == 0 && !x->replace)
         st = cedar_fail(&err, CEDAR_E_IO, "%s exists; add --replace to overwrite it, or -o FILE to write elsewhere",
                         x->db);
+    if (!st) st = cedar_run_cache_new(&x->cache, &err);
     if (st) return cedar_cli_fail(&err);
     cedar_script_host host = { .self = x, .run = host_run, .expect = host_expect, .print = host_print };
     cedar_script_opts o = { .name = x->path, .text = x->text, .bytes = x->bytes, .overrides = x->overrides,
@@ -227,6 +232,7 @@ static int execute(execution *x) {
                             .stop = cedar_cli_stop() };
     cedar_cli_catch_signals();
     st = cedar_script_run(&o, &host, &err);
+    cedar_run_cache_free(x->cache);
     return end_run(x, st, &err);
 }
 
@@ -264,6 +270,7 @@ int cedar_cli_run(int argc, char **argv) {
 typedef struct replay {
     cedar_stored *stored;
     char data_dir[1024];
+    cedar_run_cache *cache;
     uint32_t runs, different;
     uint64_t steps;             /* of the run that plays */
     uint64_t stop_after;        /* an interrupted run ends behind this step; 0 = it finished */
@@ -319,7 +326,8 @@ static cedar_status play_again(replay *x, const cedar_stored_run *old, const ced
     cedar_run_opts *o = NULL;
     cedar_observer obs = { .self = x, .run_begin = ignore_run, .session = ignore_session, .request = ignore_request,
                            .step = watch_step, .quality = ignore_quality, .run_end = ignore_end };
-    cedar_run_host host = { .observer = &obs, .data_dir = x->data_dir, .recorded = &old->recorded, .stop = &x->stop };
+    cedar_run_host host = { .observer = &obs, .data_dir = x->data_dir, .recorded = &old->recorded, .stop = &x->stop,
+                            .cache = x->cache };
     x->steps = 0;
     x->stop = 0;
     x->stop_after = strcmp(old->status, "interrupted") == 0 ? old->recorded.count : 0;
@@ -398,6 +406,7 @@ static int replay_all(replay *x, const char *db) {
     const char **words = NULL;
     size_t count = 0;
     cedar_status st = cedar_stored_load(db, &x->stored, &err);
+    if (!st) st = cedar_run_cache_new(&x->cache, &err);
     if (!st) st = parse_overrides(x->stored->overrides, &doc, &words, &count, &err);
     int code;
     if (st) {
@@ -416,6 +425,7 @@ static int replay_all(replay *x, const char *db) {
     }
     cedar_free(words);
     json_decref(doc);
+    cedar_run_cache_free(x->cache);
     cedar_stored_free(x->stored);
     return code;
 }

@@ -1,6 +1,7 @@
-/* cedar trace: statistics and oddities of trace files. */
+/* cedar trace: statistics, oddities and conversion of trace files. */
 #include <getopt.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/mem.h"
 #include "sim/cli_int.h"
@@ -71,30 +72,78 @@ static void check_all(const cedar_corpus *c) {
            c->skipped ? c->skipped_first : "");
 }
 
-int cedar_cli_trace(int argc, char **argv) {
-    static const struct option options[] = { { "csv", no_argument, NULL, 'c' }, { "strict", no_argument, NULL, 's' },
-                                             { NULL, 0, NULL, 0 } };
-    bool csv = false, strict = false;
-    if (argc < 2) return cedar_cli_usage("trace", "say stat or check");
-    const char *what = argv[1];
-    bool stat = strcmp(what, "stat") == 0, check = strcmp(what, "check") == 0;
-    if (!stat && !check) return cedar_cli_usage("trace", "\"%s\" is neither stat nor check", what);
-    argc--;
-    argv++;
-    for (int c; (c = getopt_long(argc, argv, "cs", options, NULL)) != -1;) {
-        if (c == 'c' && stat) csv = true;
-        else if (c == 's' && check) strict = true;
-        else return cedar_cli_usage("trace", "an option of %s is wrong", what);
-    }
-    if (optind == argc) return cedar_cli_usage("trace", "give at least one file");
+typedef struct request {
+    const char *what;           /* "stat", "check" or "convert" */
+    const char *from, *to, *out;    /* format names and the file to write; NULL: not given */
+    bool csv, strict;
+    const char *const *files;
+    size_t file_count;
+} request;
+
+static cedar_status look(const request *r, const cedar_corpus_opts *opts, cedar_err *err) {
     cedar_corpus *corpus = NULL;
-    cedar_err err = { 0 };
-    cedar_corpus_opts o = { .format = CEDAR_TRACE_AUTO, .strict = strict };
-    cedar_status st = cedar_corpus_load((const char *const *)argv + optind, (size_t)(argc - optind), &o, &corpus, &err);
-    if (!st && stat) st = stat_all(corpus, csv, &err);
+    bool stat = strcmp(r->what, "stat") == 0;
+    cedar_status st = cedar_corpus_load(r->files, r->file_count, opts, &corpus, err);
+    if (!st && stat) st = stat_all(corpus, r->csv, err);
     else if (!st) check_all(corpus);
     if (!st && stat && corpus->skipped)
         fprintf(stderr, "cedar: %u traces left out; the first because: %s\n", corpus->skipped, corpus->skipped_first);
     cedar_corpus_free(corpus);
+    return st;
+}
+
+/* What the target format cannot keep goes to stderr: it is no part of the result, and must not be missed. */
+static cedar_status convert(const request *r, const cedar_corpus_opts *opts, cedar_err *err) {
+    cedar_trace_format to;
+    cedar_losses losses = { 0 };
+    uint32_t traces = 0, skipped = 0;
+    char text[4096];
+    cedar_status st = cedar_trace_format_find(r->to, &to, err);
+    if (!st && access(r->out, F_OK) == 0)
+        st = cedar_fail(err, CEDAR_E_IO, "%s exists; remove it, or give another file with -o", r->out);
+    if (!st) st = cedar_trace_convert(r->files, r->file_count, opts, to, r->out, &losses, &traces, &skipped, err);
+    if (st) return st;
+    if (cedar_losses_format(&losses, text, sizeof text)) fprintf(stderr, "not kept by %s:\n%s", r->to, text);
+    fprintf(stderr, "wrote %s: %u traces, %u left out\n", r->out, traces, skipped);
+    return CEDAR_OK;
+}
+
+/* Options of all three verbs; those that a verb does not have are refused. */
+static bool read_options(int argc, char **argv, request *r) {
+    static const struct option options[] = { { "csv", no_argument, NULL, 'c' },
+                                             { "strict", no_argument, NULL, 's' },
+                                             { "from", required_argument, NULL, 'f' },
+                                             { "to", required_argument, NULL, 't' },
+                                             { "output", required_argument, NULL, 'o' },
+                                             { NULL, 0, NULL, 0 } };
+    bool stat = strcmp(r->what, "stat") == 0, converts = strcmp(r->what, "convert") == 0;
+    for (int c; (c = getopt_long(argc, argv, "csf:t:o:", options, NULL)) != -1;) {
+        if (c == 'c' && stat) r->csv = true;
+        else if (c == 's' && !stat) r->strict = true;
+        else if (c == 'f') r->from = optarg;
+        else if (c == 't' && converts) r->to = optarg;
+        else if (c == 'o' && converts) r->out = optarg;
+        else return false;
+    }
+    return true;
+}
+
+int cedar_cli_trace(int argc, char **argv) {
+    if (argc < 2) return cedar_cli_usage("trace", "say stat, check or convert");
+    request r = { .what = argv[1] };
+    bool converts = strcmp(r.what, "convert") == 0;
+    if (strcmp(r.what, "stat") && strcmp(r.what, "check") && !converts)
+        return cedar_cli_usage("trace", "\"%s\" is none of stat, check, convert", r.what);
+    argc--;
+    argv++;
+    if (!read_options(argc, argv, &r)) return cedar_cli_usage("trace", "an option of %s is wrong", r.what);
+    if (optind == argc) return cedar_cli_usage("trace", "give at least one file");
+    if (converts && (!r.to || !r.out)) return cedar_cli_usage("trace", "convert needs --to FORMAT and -o FILE");
+    r.files = (const char *const *)argv + optind;
+    r.file_count = (size_t)(argc - optind);
+    cedar_err err = { 0 };
+    cedar_corpus_opts o = { .format = CEDAR_TRACE_AUTO, .strict = r.strict };
+    cedar_status st = r.from ? cedar_trace_format_find(r.from, &o.format, &err) : CEDAR_OK;
+    if (!st) st = converts ? convert(&r, &o, &err) : look(&r, &o, &err);
     return st ? cedar_cli_fail(&err) : CEDAR_EXIT_OK;
 }

@@ -23,7 +23,9 @@ cedar_status cedar_events_push(cedar_events *q, cedar_event event, cedar_err *er
         q->heap = heap;
         q->capacity = capacity;
     }
-    event.sequence = q->pushed++;
+    q->pushed++;
+    if (!event.sequence) event.sequence = q->pushed;
+    event.time_ns += q->shift_ns;
     size_t i = q->count++;
     q->heap[i] = event;
     for (; i > 0 && before(&q->heap[i], &q->heap[(i - 1) / 2]); i = (i - 1) / 2)
@@ -31,11 +33,17 @@ cedar_status cedar_events_push(cedar_events *q, cedar_event event, cedar_err *er
     return CEDAR_OK;
 }
 
-const cedar_event *cedar_events_first(const cedar_events *q) { return q->count ? &q->heap[0] : NULL; }
+const cedar_event *cedar_events_first(cedar_events *q) {
+    if (!q->count) return NULL;
+    q->first = q->heap[0];
+    q->first.time_ns -= q->shift_ns;
+    return &q->first;
+}
 
 cedar_event cedar_events_pop(cedar_events *q) {
     CEDAR_ASSERT(q->count > 0);
     cedar_event first = q->heap[0];
+    first.time_ns -= q->shift_ns;
     q->heap[0] = q->heap[--q->count];
     for (size_t i = 0;;) {
         size_t child = 2 * i + 1;

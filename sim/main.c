@@ -4,6 +4,7 @@
 
 #include "base/version.h"
 #include "sim/cli_int.h"
+#include "traces/traces.h"
 
 static int verb_help(int argc, char **argv);
 static int verb_version(int argc, char **argv);
@@ -26,15 +27,20 @@ static const cedar_verb verbs[] = {
       "Ctrl-C ends after the step that is running; the database is complete up to there.\n",
       cedar_cli_run },
     { "report", "show the results of a run: text, HTML, or CSV",
-      "usage: cedar report RUN.db [-o OUT.html | --text | --csv VIEW]\n"
+      "usage: cedar report [--import FILE] RUN.db [-o OUT.html | --text | --csv VIEW]\n"
       "\n"
       "  -o, --output FILE   one self-contained HTML file\n"
       "  -t, --text          a table for the terminal (default)\n"
       "  -c, --csv VIEW      a view as CSV on standard output; an unknown VIEW lists the known ones\n"
+      "  -i, --import FILE   first make RUN.db from the records of another tool: AIPerf's profile_export.jsonl\n"
+      "      --strict        with --import: the first line that is no usable record ends it\n"
+      "  -r, --replace       with --import: overwrite a database that is there\n"
+      "      --lanes N       with --import: the concurrency the records were made with\n"
       "\n"
       "examples:\n"
       "  cedar report quickstart.db\n"
-      "  cedar report quickstart.db -o quickstart.html\n",
+      "  cedar report quickstart.db -o quickstart.html\n"
+      "  cedar report --import profile_export.jsonl theirs.db --lanes 32\n",
       cedar_cli_report },
     { "replay", "play a database's scenario again and compare, event for event",
       "usage: cedar replay RUN.db [-v]\n"
@@ -45,17 +51,22 @@ static const cedar_verb verbs[] = {
       "example:\n"
       "  cedar replay quickstart.db\n",
       cedar_cli_replay },
-    { "trace", "look into trace files: stat, check",
-      "usage: cedar trace stat [--csv] FILE...\n"
-      "       cedar trace check [--strict] FILE...\n"
+    { "trace", "look into trace files: stat, check; write them in another format: convert",
+      "usage: cedar trace stat [--from FORMAT] [--csv] FILE...\n"
+      "       cedar trace check [--from FORMAT] [--strict] FILE...\n"
+      "       cedar trace convert [--from FORMAT] [--strict] --to FORMAT -o OUT FILE...\n"
       "\n"
       "stat prints requests, lengths, prefix hits and delays of each trace; --csv prints the columns of\n"
-      "traces/STATS_weka.csv. check lists what is odd in each trace; with --strict, broken traces are errors.\n"
-      "A FILE may be a folder.\n"
+      "traces/STATS_weka.csv. check lists what is odd in each trace. convert writes all traces into one file and says\n"
+      "what its format cannot keep. With --strict, broken traces are errors. A FILE may be a folder.\n"
+      "\n"
+      "  -f, --from FORMAT   " CEDAR_TRACE_FORMAT_NAMES "\n"
+      "  -t, --to FORMAT     weka, mooncake, llmservingsim, tracelab_csv or blis\n"
       "\n"
       "examples:\n"
       "  cedar trace stat traces/kv-cache-tester\n"
-      "  cedar trace check --strict traces/kv-cache-tester/trace_0291.json\n",
+      "  cedar trace check --strict traces/kv-cache-tester/trace_0291.json\n"
+      "  cedar trace convert traces/tracelab --to weka -o tracelab.jsonl\n",
       cedar_cli_trace },
     { "plan", "memory plan: what fits into how many bytes",
       "usage: cedar plan --model NAME|DIR [--hbm SIZE] [--context TOKENS] [--seqs N] [--page TOKENS] [--step TOKENS]\n"
@@ -116,6 +127,7 @@ static int unknown_verb(const char *name) {
 }
 
 static int verb_help(int argc, char **argv) {
+    if (argc > 2) return cedar_cli_usage("help", "give one verb");
     if (argc < 2) {
         overview(stdout);
         return CEDAR_EXIT_OK;
@@ -127,8 +139,7 @@ static int verb_help(int argc, char **argv) {
 }
 
 static int verb_version(int argc, char **argv) {
-    (void)argc;
-    (void)argv;
+    if (argc > 1) return cedar_cli_usage("version", "\"%s\" is too much", argv[1]);
     const char *commit = cedar_build_commit();
     printf("cedar %s%s%s%s, built with %s, flags %s\n", cedar_version(), *commit ? ", commit " : "", commit,
            *commit && cedar_build_dirty() ? " with changes" : "", cedar_build_compiler(), cedar_build_flags());

@@ -33,6 +33,10 @@ typedef struct cedar_run_row {
     const char *model_name, *model_hash, *model_origin;   /* origin: "checkpoint PATH" or "synthetic seed N" */
     const char *trace_paths, *trace_hash;
     const char *backend, *arith, *clock, *replay;
+    const char *rules, *admission;          /* admission: name and hash of the scenario's policy, "" = none */
+    const char *floor_mode;                 /* "mark" | "admit" */
+    uint64_t floor_milli_tok_s_user;        /* speed floor in 1/1000 tok/s/user, 0 = none */
+    uint32_t floor_percentile;              /* of the inter-token latency */
     uint64_t seed;
     uint32_t lanes, vocab, window, page_tokens;
     uint64_t kv_token_bytes_x1000;          /* global KV and index keys per token, times 1000 */
@@ -48,7 +52,10 @@ typedef struct cedar_session_row {
     uint32_t streams, requests_planned, requests_done;
     int64_t start_sched_ns, end_sched_ns;
     int64_t start_ns, end_ns;               /* [timing] meter */
-    const char *outcome;                    /* "finished" | "cut" | "overflow" */
+    const char *outcome;                    /* "finished" | "cut" | "overflow" | "error" */
+    uint32_t first_turn;                    /* of the root, at the session's start */
+    int64_t t_star_ns;                      /* recorded time of the start, -1: at the first turn */
+    int64_t idle_cut_ns;                    /* idle time of this tree alone that the tree's cap took out */
 } cedar_session_row;
 
 typedef enum cedar_miss_reason {            /* why a prompt token was not served from the prefix cache */
@@ -59,7 +66,7 @@ typedef enum cedar_miss_reason {            /* why a prompt token was not served
 typedef struct cedar_request_row {
     int64_t run_id, request_id, session_id; /* request_id 1, 2, ... in arrival order within the run */
     int32_t lane, stream, turn;
-    const char *trace_id, *phase;           /* phase "profiling" (the AgentX rules add "primer" and "warmup") */
+    const char *trace_id, *phase;           /* phase "profiling" | "primer" | "warmup"; only profiling counts */
     uint32_t in_recorded, out_recorded;     /* tokens in the trace */
     uint32_t in_tokens, out_tokens;         /* tokens replayed (after length scale) */
     uint32_t hit_tokens;                    /* prefix adopted from the cache */
@@ -113,6 +120,14 @@ typedef struct cedar_run_end_row {
     uint64_t requests_unfinished, sessions_unfinished;   /* cut at the end: never dropped silently */
     int64_t end_sched_ns;
     int64_t end_ns, wall_ns;                /* [timing] */
+    int64_t profile_sched_ns;               /* start of the profiling phase, -1 = it never began */
+    int64_t profile_ns;                     /* [timing] the same on the meter */
+    uint64_t primers, warmups, overflows;   /* requests of the warm-up; context overflows of the profiling phase */
+    uint64_t traces_passed_over;            /* whose start left a lane nothing to do */
+    uint64_t forced_turns;                  /* started although their tree's streams waited for each other */
+    int64_t idle_cut_ns;                    /* idle time that the global cap took out */
+    bool submission_valid, gate_ok;         /* sim/validity.h; only AgentX runs can be submitted */
+    const char *invalid, *invalid_why;      /* names of the reasons, joined by spaces; sentences; "" = valid */
 } cedar_run_end_row;
 
 /* A check the scenario makes: expect{...}. */

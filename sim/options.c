@@ -28,6 +28,10 @@ static const double whole_max = 9007199254740991.0; /* 2^53 - 1: exact as a doub
 
 static const cedar_opt_info table[] = {
     { "label", CEDAR_OPT_STRING, "", 0, 0, NULL, "name of the run in tables and reports, at most 63 bytes", AT(label) },
+    { "rules", CEDAR_OPT_CHOICE, "plain", 0, 0, "plain|agentx|agentx-fast",
+      "whose defaults the keys below have, and which of them are locked", AT(rules) },
+    { "unsafe_override", CEDAR_OPT_BOOL, "false", 0, 0, NULL,
+      "true: locked keys of the rules may be changed; the run is then not a valid submission", AT(unsafe_override) },
 
     { "model", CEDAR_OPT_STRING, "tiny", 0, 0, NULL,
       "model: a name in scenarios/models, a config.json, or a checkpoint directory", AT(model) },
@@ -44,23 +48,65 @@ static const cedar_opt_info table[] = {
     { "traces_max", CEDAR_OPT_INT, "0", 0, 1e9, NULL, "traces to load; 0 = all", AT(traces_max) },
     { "strict", CEDAR_OPT_BOOL, "false", 0, 0, NULL,
       "true: a broken trace is an error; false: it is skipped and counted", AT(strict) },
+    { "split_flattened", CEDAR_OPT_BOOL, "false", 0, 0, NULL,
+      "true: agents whose requests are mixed into the root stream get streams of their own", AT(split_flattened) },
     { "lanes", CEDAR_OPT_INT, "4", 1, 4096, NULL, "sessions played at the same time", AT(lanes) },
     { "seed", CEDAR_OPT_INT, "42", 0, whole_max, NULL, "seed of everything random in a run", AT(seed) },
     { "order", CEDAR_OPT_CHOICE, "sequential", 0, 0, "sequential|shuffle", "order in which the lanes take the traces",
       AT(order) },
     { "passes", CEDAR_OPT_INT, "1", 1, 1e6, NULL, "how often the list of traces is played before the lanes stop",
       AT(passes) },
+    { "recycle", CEDAR_OPT_BOOL, "false", 0, 0, NULL,
+      "true: lanes go on taking traces until duration_s or requests_max; passes is not used", AT(recycle) },
     { "turns_max", CEDAR_OPT_INT, "0", 0, 1e9, NULL, "turns played of each stream; 0 = all", AT(turns_max) },
-    { "requests_max", CEDAR_OPT_INT, "0", 0, 1e12, NULL, "requests started in the run; 0 = all", AT(requests_max) },
+    { "requests_max", CEDAR_OPT_INT, "0", 0, 1e12, NULL, "requests started after the warm-up; 0 = all",
+      AT(requests_max) },
     { "duration_s", CEDAR_OPT_REAL, "0", 0, 31536000, NULL,
-      "schedule time in s after which no new request starts; 0 = until the traces end", AT(duration_ns) },
+      "schedule time in s after the warm-up when new requests stop; 0 = until the traces end", AT(duration_ns) },
+    { "start_lo", CEDAR_OPT_REAL, "0", 0, 1, NULL, "share of its session before which no lane's first start lies",
+      AT(start_lo_ppb) },
+    { "start_hi", CEDAR_OPT_REAL, "0", 0, 1, NULL,
+      "share of its session behind which no lane's first start lies; 0 = all start with the first turn",
+      AT(start_hi_ppb) },
+    { "primers", CEDAR_OPT_CHOICE, "spread", 0, 0, "spread|burst",
+      "when the turns before the start are sent: as recorded, or all at once", AT(primers) },
+    { "warmup_requests", CEDAR_OPT_INT, "0", 0, 1e6, NULL,
+      "requests of each lane after its primers that only warm up: no delays, one answer token", AT(warmup_requests) },
+    { "warmup_grace_s", CEDAR_OPT_REAL, "1800", 0, 31536000, NULL,
+      "longest wait in s for the last warm-up requests; what is left is cut", AT(warmup_grace_ns) },
     { "length_scale", CEDAR_OPT_RATIO, "1", 0, 64, NULL,
       "token counts times this; the trace's tokens per block times this must be a whole number", AT(length_num) },
     { "time_scale", CEDAR_OPT_REAL, "1", 0, 1000, NULL, "recorded delays times this", AT(time_scale_ppb) },
     { "think_cap_s", CEDAR_OPT_REAL, "300", 0, 31536000, NULL, "longest delay before a turn in s, after time_scale",
       AT(think_cap_ns) },
+    { "tree_idle_cap_s", CEDAR_OPT_REAL, "0", 0, 31536000, NULL,
+      "longest wait in s of a session with nothing on its way; its timers move together; 0 = no limit",
+      AT(tree_idle_cap_ns) },
+    { "global_idle_cap_s", CEDAR_OPT_REAL, "0", 0, 31536000, NULL,
+      "longest wait in s with nothing on its way at all; all timers move together; 0 = no limit",
+      AT(global_idle_cap_ns) },
+    { "barriers", CEDAR_OPT_BOOL, "false", 0, 0, NULL,
+      "true: a turn also waits for the turns of other streams that had ended before it in the recording",
+      AT(barriers) },
+    { "on_error", CEDAR_OPT_CHOICE, "advance", 0, 0, "advance|end_session",
+      "a failed request counts as completed, or ends its session; never retried", AT(on_error) },
+    { "errors_max", CEDAR_OPT_REAL, "1", 0, 1, NULL,
+      "failed requests per completed one at which the run stops early; 1 = never", AT(errors_max_ppb) },
+    { "history", CEDAR_OPT_CHOICE, "recorded", 0, 0, "recorded",
+      "answers that later prompts contain: those of the recording", AT(history) },
+    { "salt", CEDAR_OPT_CHOICE, "tree", 0, 0, "tree|none",
+      "who shares prefixes behind the system segment: nobody, or whoever has equal block ids", AT(salt) },
     { "context_max", CEDAR_OPT_INT, "0", 0, 1 << 24, NULL, "longest sequence in tokens; 0 = what the model allows",
       AT(context_max) },
+
+    { "floor_tok_s_user", CEDAR_OPT_REAL, "0", 0, 1e6, NULL,
+      "speed floor: tokens per second that each user gets at least; 0 = none", AT(floor_ppb) },
+    { "floor_percentile", CEDAR_OPT_INT, "90", 1, 100, NULL,
+      "the floor holds when 1 / this percentile of the inter-token latency reaches it", AT(floor_percentile) },
+    { "floor_mode", CEDAR_OPT_CHOICE, "mark", 0, 0, "mark|admit",
+      "a missed floor is marked; admit: prompts and new requests are also held back to keep it", AT(floor_mode) },
+    { "admission", CEDAR_OPT_STRING, "", 0, 0, NULL,
+      "name and hash of the scenario's admission policy; given as a function", AT(admission) },
 
     { "replay", CEDAR_OPT_CHOICE, "exact", 0, 0, "exact|decoder|encoder|both", "what is approximated: bounded replay",
       AT(replay) },
@@ -102,6 +148,33 @@ static const cedar_opt_info table[] = {
 };
 
 enum { KEY_COUNT = sizeof table / sizeof *table };
+
+/* Defaults of the rules where they differ from the table's. */
+static const struct preset { const char *key, *agentx, *fast; } presets[] = {
+    { "recycle", "true", "true" },
+    { "duration_s", "3600", "1200" },
+    { "start_lo", "0.25", "0.25" },
+    { "start_hi", "0.75", "0.75" },
+    { "warmup_requests", "10", "1" },
+    { "think_cap_s", "31536000", "31536000" },
+    { "tree_idle_cap_s", "300", "300" },
+    { "global_idle_cap_s", "10", "10" },
+    { "barriers", "true", "true" },
+    { "errors_max", "0.1", "0.1" },
+    { "floor_tok_s_user", "150", "150" },
+};
+
+enum { PRESET_COUNT = sizeof presets / sizeof *presets };
+
+/* What no AgentX run may change and still be submitted. duration_s, which only has a least value, is apart. */
+static const struct lock { const char *key, *value; } locks[] = {
+    { "recycle", "true" },       { "turns_max", "0" },          { "requests_max", "0" }, { "length_scale", "1" },
+    { "time_scale", "1" },       { "think_cap_s", "31536000" }, { "global_idle_cap_s", "10" }, { "barriers", "true" },
+    { "on_error", "advance" },   { "history", "recorded" },     { "salt", "tree" },      { "admission", "" },
+    { "floor_mode", "mark" },
+};
+
+static const int64_t agentx_duration_min_ns = 900 * (int64_t)BILLION;
 
 _Static_assert((int)KEY_COUNT <= (int)CEDAR_OPT_KEYS_MAX, "options_int.h: text is too short");
 _Static_assert(AT(length_den) == AT(length_num) + sizeof(int64_t), "a ratio is two numbers in a row");
@@ -373,31 +446,75 @@ static void store(cedar_run_opts *o, const cedar_opt_info *k, const parsed *p, c
     }
 }
 
-cedar_status cedar_opts_set(cedar_run_opts *o, const char *key, const char *value, cedar_err *err) {
-    int i = find_key(key);
-    if (i < 0) return unknown_key(key, err);
+/* Parses a value and sets it. */
+static cedar_status set_value(cedar_run_opts *o, int i, const char *value, cedar_err *err) {
     const cedar_opt_info *k = &table[i];
     parsed p = { 0 };
     cedar_status st = parse_value(k, value, &p, err);
     if (st) return st;
     char *text = cedar_strdup(k->type == CEDAR_OPT_STRING ? value : p.text);
-    if (!text) return cedar_fail(err, CEDAR_E_OOM, "%s: no memory for the value", key);
+    if (!text) return cedar_fail(err, CEDAR_E_OOM, "%s: no memory for the value", k->key);
     cedar_free(o->text[i]);
     o->text[i] = text;
     store(o, k, &p, text);
     return CEDAR_OK;
 }
 
+static const char *default_of(int key, unsigned rules) {
+    for (int i = 0; i < PRESET_COUNT && rules != CEDAR_RULES_PLAIN; i++)
+        if (strcmp(presets[i].key, table[key].key) == 0)
+            return rules == CEDAR_RULES_AGENTX ? presets[i].agentx : presets[i].fast;
+    return table[key].value_default;
+}
+
+/* Other rules: the keys that nobody has given take their defaults, whatever the order of setting. The values are made
+ * in new options first, so that a failure changes nothing. */
+static cedar_status set_rules(cedar_run_opts *o, int key, const char *value, cedar_err *err) {
+    struct cedar_run_opts fresh = { 0 };
+    cedar_status st = set_value(&fresh, key, value, err);
+    for (int i = 0; i < PRESET_COUNT && !st; i++) {
+        int at = find_key(presets[i].key);
+        if (!o->given[at]) st = set_value(&fresh, at, default_of(at, fresh.rules), err);
+    }
+    for (int i = 0; i < KEY_COUNT; i++) {
+        if (!fresh.text[i]) continue;
+        if (!st) {
+            char *old = o->text[i];
+            parsed p = { 0 };
+            CEDAR_ASSERT(parse_value(&table[i], fresh.text[i], &p, NULL) == CEDAR_OK);  /* it was parsed before */
+            o->text[i] = fresh.text[i];
+            store(o, &table[i], &p, o->text[i]);
+            fresh.text[i] = old;
+        }
+        cedar_free(fresh.text[i]);
+    }
+    return st;
+}
+
+cedar_status cedar_opts_set(cedar_run_opts *o, const char *key, const char *value, cedar_err *err) {
+    int i = find_key(key);
+    if (i < 0) return unknown_key(key, err);
+    cedar_status st = table[i].place == AT(rules) ? set_rules(o, i, value, err) : set_value(o, i, value, err);
+    if (!st) o->given[i] = true;
+    return st;
+}
+
+void cedar_opts_policy(cedar_run_opts *o, const cedar_policy *policy) { o->policy = policy; }
+
 /* New options with the values of `from`, or the defaults. */
 static cedar_status make(const cedar_run_opts *from, cedar_run_opts **out, cedar_err *err) {
     cedar_run_opts *o = cedar_calloc(1, sizeof *o);
     if (!o) return cedar_fail(err, CEDAR_E_OOM, "no memory for run options");
     for (int i = 0; i < KEY_COUNT; i++) {
-        cedar_status st = cedar_opts_set(o, table[i].key, from ? from->text[i] : table[i].value_default, err);
+        cedar_status st = set_value(o, i, from ? from->text[i] : table[i].value_default, err);
         if (st) {
             cedar_opts_free(o);
             return st;
         }
+    }
+    if (from) {
+        memcpy(o->given, from->given, sizeof o->given);
+        o->policy = from->policy;
     }
     *out = o;
     return CEDAR_OK;
@@ -500,8 +617,44 @@ static cedar_status check_paths(const char *list, cedar_err *err) {
     }
 }
 
+uint32_t cedar_opts_locks(const cedar_run_opts *o, char *names, size_t bytes) {
+    uint32_t count = 0;
+    size_t n = 0;
+    *names = 0;
+    if (o->rules == CEDAR_RULES_PLAIN) return 0;
+    for (size_t i = 0; i <= sizeof locks / sizeof *locks; i++) {
+        bool last = i == sizeof locks / sizeof *locks;
+        const char *key = last ? "duration_s" : locks[i].key;
+        bool kept = last ? o->duration_ns >= agentx_duration_min_ns
+                         : strcmp(o->text[find_key(key)], locks[i].value) == 0;
+        if (kept) continue;
+        if (n < bytes) n += (size_t)snprintf(names + n, bytes - n, "%s%s", count ? ", " : "", key);
+        count++;
+    }
+    return count;
+}
+
+static cedar_status check_rules(const cedar_run_opts *o, cedar_err *err) {
+    char names[256];
+    if (cedar_opts_locks(o, names, sizeof names) && !o->unsafe_override)
+        return cedar_fail(err, CEDAR_E_ARG,
+                          "rules = \"%s\" lock %s (duration_s: at least 900); set unsafe_override = true "
+                          "to change them all the same: the run is then not a valid submission",
+                          cedar_opts_get(o, "rules"), names);
+    if (o->start_lo_ppb > o->start_hi_ppb)
+        return cedar_fail(err, CEDAR_E_ARG, "start_lo = %s lies behind start_hi = %s", cedar_opts_get(o, "start_lo"),
+                          cedar_opts_get(o, "start_hi"));
+    if (o->recycle && !o->duration_ns && !o->requests_max)
+        return cedar_fail(err, CEDAR_E_ARG, "recycle = true never ends by itself; give duration_s or requests_max");
+    if (o->floor_mode == CEDAR_FLOOR_ADMIT && !o->floor_ppb)
+        return cedar_fail(err, CEDAR_E_ARG,
+                          "floor_mode = \"admit\" needs a floor; give floor_tok_s_user, for example 150");
+    return CEDAR_OK;
+}
+
 cedar_status cedar_opts_check(const cedar_run_opts *o, cedar_err *err) {
     cedar_status st = check_paths(o->trace, err);
+    if (!st) st = check_rules(o, err);
     if (st) return st;
     if (o->chunk_tokens > o->step_tokens)
         return cedar_fail(err, CEDAR_E_ARG, "chunk_tokens = %lld is more than step_tokens = %lld; a chunk is part of "

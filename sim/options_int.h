@@ -19,11 +19,19 @@ typedef enum cedar_replay_kind {
 typedef enum cedar_continuation { CEDAR_CONTINUATION_FORCED, CEDAR_CONTINUATION_GREEDY } cedar_continuation;
 typedef enum cedar_clock { CEDAR_CLOCK_MEASURED, CEDAR_CLOCK_RECORDED } cedar_clock;
 typedef enum cedar_pace { CEDAR_PACE_FIXED, CEDAR_PACE_MEASURED } cedar_pace;
+typedef enum cedar_rules { CEDAR_RULES_PLAIN, CEDAR_RULES_AGENTX, CEDAR_RULES_AGENTX_FAST } cedar_rules;
+typedef enum cedar_primers { CEDAR_PRIMERS_SPREAD, CEDAR_PRIMERS_BURST } cedar_primers;
+typedef enum cedar_on_error { CEDAR_ON_ERROR_ADVANCE, CEDAR_ON_ERROR_END } cedar_on_error;
+typedef enum cedar_history { CEDAR_HISTORY_RECORDED } cedar_history;
+typedef enum cedar_salt { CEDAR_SALT_TREE, CEDAR_SALT_NONE } cedar_salt;
+typedef enum cedar_floor_mode { CEDAR_FLOOR_MARK, CEDAR_FLOOR_ADMIT } cedar_floor_mode;
 
-enum { CEDAR_OPT_KEYS_MAX = 64 };
+enum { CEDAR_OPT_KEYS_MAX = 96 };
 
 struct cedar_run_opts {
     const char *label;              /* "" = none */
+    cedar_rules rules;              /* where defaults come from, and which keys are locked */
+    bool unsafe_override;           /* locked keys may be changed */
 
     const char *model;              /* name in scenarios/models, config.json, or checkpoint directory */
     int64_t weights_seed;
@@ -33,18 +41,34 @@ struct cedar_run_opts {
 
     const char *trace;              /* paths, comma separated; "" is refused by cedar_opts_check */
     int64_t traces_max;             /* 0 = all */
-    bool strict;
+    bool strict, split_flattened;
     int64_t lanes;
     int64_t seed;
     cedar_order order;
     int64_t passes;
+    bool recycle;                   /* lanes take traces without end; passes is not used */
     int64_t turns_max;              /* per stream, 0 = all */
-    int64_t requests_max;           /* 0 = all */
-    int64_t duration_ns;            /* of schedule time, 0 = until the traces end */
+    int64_t requests_max;           /* after the warm-up, 0 = all */
+    int64_t duration_ns;            /* of schedule time after the warm-up, 0 = until the traces end */
+    int64_t start_lo_ppb, start_hi_ppb;     /* window of a lane's first start, share of the session times 10^9 */
+    cedar_primers primers;
+    int64_t warmup_requests;        /* per lane */
+    int64_t warmup_grace_ns;
     int64_t length_num, length_den; /* length_scale, reduced; tokens per block = block_tokens * num / den */
     int64_t time_scale_ppb;         /* recorded delays times this / 10^9 */
     int64_t think_cap_ns;           /* longest delay, after scaling */
+    int64_t tree_idle_cap_ns, global_idle_cap_ns;   /* 0 = none */
+    bool barriers;
+    cedar_on_error on_error;
+    int64_t errors_max_ppb;         /* errors per completed request; BILLION = never stop */
+    cedar_history history;
+    cedar_salt salt;
     int64_t context_max;            /* 0 = positions_max of the model */
+
+    int64_t floor_ppb;              /* tok/s/user times 10^9, 0 = none */
+    int64_t floor_percentile;
+    cedar_floor_mode floor_mode;
+    const char *admission;          /* name and hash of the policy below, "" = none */
 
     cedar_replay_kind replay;
     cedar_cut cut;
@@ -69,8 +93,13 @@ struct cedar_run_opts {
     int64_t quality_every;
     bool prompt_scores;
 
+    const cedar_policy *policy;     /* borrowed, NULL = none */
+    bool given[CEDAR_OPT_KEYS_MAX]; /* set by the user: keeps its value when `rules` changes the defaults */
     char *text[CEDAR_OPT_KEYS_MAX]; /* value of each key as canonical text, in table order; owned. The strings above
                                      * point into it. */
 };
+
+/* Names of the locked keys that differ from what the rules ask for, joined by ", ", into names; how many they are. */
+uint32_t cedar_opts_locks(const cedar_run_opts *o, char *names, size_t bytes);
 
 #endif

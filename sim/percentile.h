@@ -1,7 +1,7 @@
 /* Percentiles, mean and spread of a list of numbers: the one definition that every summary uses.
  *
- * Percentile p of n values: sort them, k = (n - 1) * p / 100, linear between v[floor k] and v[floor k + 1]. The standard
- * deviation is that of the population (divided by n). Empty lists give NaN.
+ * Percentile p of n values: sort them, k = (n - 1) * p / 100, linear between v[floor k] and v[floor k + 1]. The
+ * standard deviation is that of the population (divided by n). Empty lists give NaN.
  * Threads: no state. Allocation: none. Class D0. */
 #ifndef CEDAR_SIM_PERCENTILE_H
 #define CEDAR_SIM_PERCENTILE_H

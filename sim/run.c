@@ -13,9 +13,12 @@
 #include "base/mem.h"
 #include "base/rng.h"
 #include "sim/run_int.h"
+#include "sim/validity.h"
 
 /* What is folded into the event hash, first word of each event. */
-typedef enum mark { MARK_ARRIVAL = 1, MARK_ADMIT, MARK_STEP, MARK_ENTRY, MARK_TOKEN, MARK_END, MARK_SESSION } mark;
+typedef enum mark {
+    MARK_ARRIVAL = 1, MARK_ADMIT, MARK_STEP, MARK_ENTRY, MARK_TOKEN, MARK_END, MARK_SESSION, MARK_PHASE
+} mark;
 
 typedef cedar_run_state run;
 typedef cedar_request request;
@@ -60,6 +63,11 @@ static cedar_status emit_begin(run *r, cedar_err *err) {
                           .arith = ariths[r->opts->arith],
                           .clock = r->opts->clock == CEDAR_CLOCK_RECORDED ? "recorded" : "measured",
                           .replay = r->result.replay,
+                          .rules = cedar_opts_get(r->opts, "rules"),
+                          .admission = r->opts->admission,
+                          .floor_mode = cedar_opts_get(r->opts, "floor_mode"),
+                          .floor_milli_tok_s_user = (uint64_t)r->opts->floor_ppb / 1000000,
+                          .floor_percentile = (uint32_t)r->opts->floor_percentile,
                           .seed = (uint64_t)r->opts->seed,
                           .lanes = (uint32_t)r->opts->lanes,
                           .vocab = (uint32_t)r->config->vocab,
@@ -88,6 +96,9 @@ static cedar_status emit_session(run *r, const cedar_session *s, cedar_err *err)
                               .start_sched_ns = s->start_sched_ns,
                               .end_sched_ns = s->end_sched_ns,
                               .start_ns = s->start_ns,
+                              .first_turn = s->first_turn,
+                              .t_star_ns = s->t_star_ns,
+                              .idle_cut_ns = s->shift_ns,
                               .end_ns = cedar_clock_meter(&r->clock, s->end_sched_ns),
                               .outcome = s->outcome };
     note(r, MARK_SESSION, (uint64_t)s->session_id, s->done, (uint64_t)s->end_sched_ns);
@@ -117,10 +128,17 @@ static cedar_status count_request(run *r, const request *q, cedar_err *err) {
     const cedar_request_row *w = &q->row;
     cedar_run_result *s = &r->result;
     s->requests++;
+    if (q->phase != CEDAR_PHASE_PROFILING) {
+        s->warmup_requests++;
+        return CEDAR_OK;
+    }
+    r->failed += *w->error != 0;
+    r->completed += *w->error == 0;
     if (*w->error) {
         s->errors++;
         return CEDAR_OK;
     }
+    if (w->last_sched_ns > r->last_sample_sched_ns) r->last_sample_sched_ns = w->last_sched_ns;
     s->in_tokens += w->in_tokens;
     s->out_tokens += w->out_tokens;
     s->hit_tokens += w->hit_tokens;
@@ -141,18 +159,37 @@ static cedar_status emit_request(run *r, const request *q, cedar_err *err) {
     return st ? st : count_request(r, q, err);
 }
 
+/* The share of failed requests that ends a run. A single early failure says nothing, so the first ten are waited for.
+ * */
+static void give_up_if_hopeless(run *r) {
+    uint64_t all = r->completed + r->failed;
+    if (r->opts->errors_max_ppb >= 1000000000 || all < 10 || r->lanes->closed) return;
+    if ((unsigned __int128)r->failed * 1000000000 <=
+        (unsigned __int128)r->completed * (uint64_t)r->opts->errors_max_ppb)
+        return;
+    r->gave_up = true;
+    cedar_lanes_close(r->lanes);
+}
+
 /* A request has ended at schedule time `now`; its lane goes on. */
 static cedar_status end_turn(run *r, const request *q, cedar_turn_end how, int64_t now, cedar_err *err) {
     bool drained;
+    if (how != CEDAR_TURN_DONE && q->phase == CEDAR_PHASE_PRIMER && q->stream == 0)
+        return cedar_fail(err, CEDAR_E_ARG,
+                          "lane %u cannot start in the middle of trace %.64s: its primer, turn %d of %u "
+                          "prompt tokens, failed: %.200s",
+                          q->lane, q->row.trace_id, q->row.turn, q->row.in_tokens, q->row.error);
+    if (how == CEDAR_TURN_OVERFLOW && q->phase == CEDAR_PHASE_PROFILING) r->overflows++;
+    give_up_if_hopeless(r);
     cedar_status st = cedar_lanes_ended(r->lanes, q->lane, q->stream, how, now, &r->events, &drained, err);
     return st || !drained ? st : emit_session(r, &r->lanes->lanes[q->lane], err);
 }
 
-/* A request that never ran. */
-static cedar_status reject(run *r, request *q, cedar_turn_end how, const char *why, cedar_err *err) {
+/* A request that never ran: it ends at schedule time `now`. */
+static cedar_status reject(run *r, request *q, cedar_turn_end how, const char *why, int64_t now, cedar_err *err) {
     q->row.error = why;
     cedar_status st = emit_request(r, q, err);
-    return st ? st : end_turn(r, q, how, q->row.arrival_sched_ns, err);
+    return st ? st : end_turn(r, q, how, now, err);
 }
 
 /* Whole pages of prompt and answer go to the prefix cache; the sequence is given back. */
@@ -182,26 +219,49 @@ static cedar_status finish(run *r, uint32_t index, cedar_err *err) {
 
 /* --- arrival ------------------------------------------------------------------------------------------------------ */
 
-static cedar_status request_new(run *r, const cedar_turn_ref *ref, const cedar_event *e, request **out,
-                                cedar_err *err) {
+static cedar_status request_new(run *r, const cedar_turn_ref *ref, cedar_phase phase, const cedar_event *e,
+                                request **out, cedar_err *err) {
+    static const char *const phases[] = { "profiling", "primer", "warmup" };
     const cedar_trace *t = &r->corpus->traces[ref->trace];
     const cedar_turn *turn = &t->streams[ref->stream].turns[ref->turn];
     request *q = cedar_calloc(1, sizeof *q);
     if (!q) return cedar_fail(err, CEDAR_E_OOM, "no memory for a request");
+    q->phase = phase;
     q->lane = e->lane;
     q->stream = ref->stream;
     q->seq = q->node = -1;
     q->row = (cedar_request_row){
-        .run_id = r->run_id, .request_id = ++r->requests, .session_id = e->session_id, .lane = (int32_t)e->lane,
-        .stream = (int32_t)ref->stream, .turn = (int32_t)ref->turn, .trace_id = t->id, .phase = "profiling",
-        .in_recorded = turn->in_recorded, .out_recorded = turn->out_tokens,
+        .run_id = r->run_id,
+        .request_id = ++r->requests,
+        .session_id = r->lanes->lanes[e->lane].session_id,
+        .lane = (int32_t)e->lane,
+        .stream = (int32_t)ref->stream,
+        .turn = (int32_t)ref->turn,
+        .trace_id = t->id,
+        .phase = phases[phase],
+        .in_recorded = turn->in_recorded,
+        .out_recorded = turn->out_tokens,
         .in_tokens = cedar_prompt_scale(&r->prompt_rules, turn->in_tokens),
-        .out_tokens = cedar_prompt_scale(&r->prompt_rules, turn->out_tokens), .blocks_total = turn->block_count,
+        .out_tokens = phase == CEDAR_PHASE_PROFILING ? cedar_prompt_scale(&r->prompt_rules, turn->out_tokens) : 1,
+        .blocks_total = turn->block_count,
         .blocks_hit_theory = cedar_prompt_theory(r->prompts, ref->trace, ref->stream, ref->turn),
-        .arrival_sched_ns = e->time_ns, .arrival_ns = cedar_clock_meter(&r->clock, e->time_ns), .admit_sched_ns = -1,
-        .admit_ns = -1, .first_sched_ns = -1, .first_ns = -1, .last_sched_ns = -1, .last_ns = -1, .error = "" };
-    q->scored = r->opts->quality && (q->row.request_id - 1) % r->opts->quality_every == 0;
-    note(r, MARK_ARRIVAL, (uint64_t)q->row.request_id, (uint64_t)ref->stream << 32 | ref->turn, (uint64_t)e->time_ns);
+        .arrival_sched_ns = e->time_ns,
+        .arrival_ns = cedar_clock_meter(&r->clock, e->time_ns),
+        .admit_sched_ns = -1,
+        .admit_ns = -1,
+        .first_sched_ns = -1,
+        .first_ns = -1,
+        .last_sched_ns = -1,
+        .last_ns = -1,
+        .error = ""
+    };
+    q->scored =
+        r->opts->quality && phase == CEDAR_PHASE_PROFILING && (q->row.request_id - 1) % r->opts->quality_every == 0;
+    note(r, MARK_ARRIVAL, (uint64_t)q->row.request_id,
+         (uint64_t)phase << 62 | (uint64_t)ref->stream << 32 | ref->turn, (uint64_t)e->time_ns);
+    r->primers += phase == CEDAR_PHASE_PRIMER;
+    r->warmups += phase == CEDAR_PHASE_WARMUP;
+    r->profiled += phase == CEDAR_PHASE_PROFILING;
     *out = q;
     return CEDAR_OK;
 }
@@ -218,22 +278,23 @@ static cedar_status wait_in_line(run *r, request *q, cedar_err *err) {
     return CEDAR_OK;
 }
 
-static cedar_status arrive(run *r, const cedar_turn_ref *ref, const cedar_event *e, cedar_err *err) {
+static cedar_status arrive(run *r, const cedar_turn_ref *ref, cedar_phase phase, const cedar_event *e,
+                           cedar_err *err) {
     request *q = NULL;
-    cedar_status st = request_new(r, ref, e, &q, err);
+    cedar_status st = request_new(r, ref, phase, e, &q, err);
     if (st) return st;
     char why[192];
     uint64_t total = (uint64_t)q->row.in_tokens + q->row.out_tokens, page = r->engine_opts.page_tokens;
     if (total > r->context_max) {
         snprintf(why, sizeof why, "context overflow: %u prompt and %u answer tokens exceed the context of %u",
                  q->row.in_tokens, q->row.out_tokens, r->context_max);
-        st = reject(r, q, CEDAR_TURN_OVERFLOW, why, err);
+        st = reject(r, q, CEDAR_TURN_OVERFLOW, why, q->row.arrival_sched_ns, err);
         goto drop;
     }
     if ((total + page - 1) / page > r->engine_opts.page_count) {
         snprintf(why, sizeof why, "never fits: %" PRIu64 " tokens need %" PRIu64 " KV pages, the pool has %u", total,
                  (total + page - 1) / page, r->engine_opts.page_count);
-        st = reject(r, q, CEDAR_TURN_FAILED, why, err);
+        st = reject(r, q, CEDAR_TURN_FAILED, why, q->row.arrival_sched_ns, err);
         goto drop;
     }
     q->tokens = cedar_calloc(total, sizeof *q->tokens);
@@ -250,10 +311,17 @@ drop:
     return st;
 }
 
-static cedar_status handle(run *r, const cedar_event *e, cedar_err *err) {
+/* No request starts any more: the phase is over, or enough were sent. */
+static bool is_over(const run *r, int64_t time_ns) {
     const cedar_run_opts *o = r->opts;
+    if (r->profile_sched_ns < 0) return false;
+    return (o->duration_ns && time_ns - r->profile_sched_ns >= o->duration_ns) ||
+           (o->requests_max && r->profiled >= (uint64_t)o->requests_max);
+}
+
+static cedar_status handle(run *r, const cedar_event *e, cedar_err *err) {
     cedar_status st = CEDAR_OK;
-    if ((o->duration_ns && e->time_ns >= o->duration_ns) || (o->requests_max && r->requests >= o->requests_max)) {
+    if (is_over(r, e->time_ns)) {
         cedar_lanes_close(r->lanes);
         cedar_events_clear(&r->events);
         return CEDAR_OK;
@@ -265,12 +333,18 @@ static cedar_status handle(run *r, const cedar_event *e, cedar_err *err) {
         return st;
     }
     cedar_turn_ref ref;
-    return cedar_lanes_turn(r->lanes, e, &ref) ? arrive(r, &ref, e, err) : CEDAR_OK;
+    cedar_phase phase;
+    bool send;
+    st = cedar_lanes_turn(r->lanes, e, &r->events, &send, &ref, &phase, err);
+    return st || !send ? st : arrive(r, &ref, phase, e, err);
 }
 
-static cedar_status handle_due(run *r, cedar_err *err) {
+/* Handles what is due up to a schedule time. */
+static cedar_status handle_until(run *r, int64_t time_ns, cedar_err *err) {
     cedar_status st = CEDAR_OK;
-    while (!st && cedar_events_first(&r->events) && cedar_events_first(&r->events)->time_ns <= r->clock.sched_ns) {
+    while (!st) {
+        const cedar_event *next = cedar_lanes_next(r->lanes, &r->events);
+        if (!next || next->time_ns > time_ns) break;
         cedar_event e = cedar_events_pop(&r->events);
         st = handle(r, &e, err);
     }
@@ -346,17 +420,83 @@ static cedar_status admit(run *r, request *q, bool *admitted, cedar_err *err) {
     return CEDAR_OK;
 }
 
+/* Decode rows of the next step, and the positions they attend to. */
+static uint32_t decode_load(const run *r, uint64_t *context_sum) {
+    uint32_t rows = 0;
+    *context_sum = 0;
+    for (uint32_t i = 0; i < r->running_count; i++) {
+        const request *q = r->running[i];
+        if (!q->produced) continue;
+        rows++;
+        *context_sum += q->row.in_tokens + q->produced;
+    }
+    return rows;
+}
+
+/* One more request, once it decodes, must not make the others miss the floor. */
+static bool floor_admits(const run *r, const request *q) {
+    if (!r->predictor.step_ns || !r->running_count) return true;
+    uint64_t context = q->row.in_tokens;
+    for (uint32_t i = 0; i < r->running_count; i++) context += r->running[i]->row.in_tokens + r->running[i]->produced;
+    return r->predictor.step_ns(r->predictor.self, 0, r->running_count + 1, context) <= r->floor_step_ns;
+}
+
+static cedar_status policy_admits(const run *r, const request *q, size_t waiting, bool *yes, cedar_err *err) {
+    const cedar_policy *p = r->opts->policy;
+    uint64_t context;
+    *yes = true;
+    if (!p || !r->running_count) return CEDAR_OK;
+    cedar_policy_request ask = { .request_id = q->row.request_id,
+                                 .lane = q->lane,
+                                 .stream = q->stream,
+                                 .turn = (uint32_t)q->row.turn,
+                                 .in_tokens = q->row.in_tokens,
+                                 .out_tokens = q->row.out_tokens,
+                                 .waited_ns = r->clock.sched_ns - q->row.arrival_sched_ns,
+                                 .warmup = q->phase != CEDAR_PHASE_PROFILING };
+    cedar_policy_state now = { .now_ns = r->clock.sched_ns, .waiting = (uint32_t)waiting, .running = r->running_count,
+                               .decoding = decode_load(r, &context), .pages_free = cedar_pages_free(r->engine),
+                               .pages_total = r->engine_opts.page_count };
+    return p->admit(p->self, &ask, &now, yes, err);
+}
+
+/* Failures that concern one request and not the engine. */
+static bool is_request_failure(cedar_status st) {
+    return st == CEDAR_E_BUSY || st == CEDAR_E_ARG || st == CEDAR_E_UNSUPPORTED || st == CEDAR_E_BUDGET;
+}
+
+/* The engine refused the request: an error row, and its lane goes on. */
+static cedar_status refused(run *r, request *q, const cedar_err *reason, cedar_err *err) {
+    char why[256];
+    snprintf(why, sizeof why, "engine: %.200s", reason->msg);
+    cedar_status st = reject(r, q, CEDAR_TURN_FAILED, why, r->clock.sched_ns, err);
+    cedar_request_free(r, q);
+    return st;
+}
+
 static cedar_status admit_waiting(run *r, cedar_err *err) {
     cedar_status st = CEDAR_OK;
     size_t taken = 0;
     while (!st && !r->blocked && taken < r->waiting_count && r->running_count < r->engine_opts.seq_count) {
-        bool admitted;
-        st = admit(r, r->waiting[taken], &admitted, err);
-        if (st) break;
-        if (admitted) r->running[r->running_count++] = r->waiting[taken++];
-        else r->blocked = true;
+        request *q = r->waiting[taken];
+        bool admitted = floor_admits(r, q);
+        if (admitted) st = policy_admits(r, q, r->waiting_count - taken, &admitted, err);
+        if (st || !admitted) break;
+        cedar_err why = { 0 };
+        st = admit(r, q, &admitted, &why);
+        if (is_request_failure(st)) {
+            taken++;
+            st = refused(r, q, &why, err);
+        } else if (st) {
+            if (err) *err = why;
+        } else if (admitted) {
+            r->running[r->running_count++] = q;
+            taken++;
+        } else {
+            r->blocked = true;
+        }
     }
-    memmove(r->waiting, r->waiting + taken, (r->waiting_count - taken) * sizeof *r->waiting);
+    if (taken) memmove(r->waiting, r->waiting + taken, (r->waiting_count - taken) * sizeof *r->waiting);
     r->waiting_count -= taken;
     return st;
 }
@@ -380,7 +520,15 @@ static void make_plan(run *r, cedar_step_plan *plan, bool *scored) {
         r->items[i] = (cedar_sched_item){ .pos = cedar_seq_pos(r->engine, q->seq), .prompt_tokens = q->row.in_tokens,
                                           .boundary = q->boundary };
     }
-    cedar_sched_limits limits = { r->engine_opts.step_rows, r->engine_opts.step_seqs, (uint32_t)r->opts->chunk_tokens };
+    cedar_sched_limits limits = { .step_rows = r->engine_opts.step_rows, .step_seqs = r->engine_opts.step_seqs,
+                                  .chunk_rows = (uint32_t)r->opts->chunk_tokens };
+    if (r->predictor.step_ns) {
+        uint64_t context;
+        uint32_t decode = decode_load(r, &context);
+        limits.prefill_capped = true;
+        limits.prefill_rows =
+            cedar_floor_prefill_rows(&r->predictor, r->floor_step_ns, limits.step_rows, decode, context);
+    }
     uint32_t n = cedar_sched_plan(&limits, r->items, r->running_count, r->slices);
     *scored = false;
     for (uint32_t i = 0; i < n; i++) {
@@ -542,15 +690,13 @@ static cedar_status step(run *r, const cedar_step_plan *plan, bool scored, int64
     int64_t sched =
         o->pace == CEDAR_PACE_FIXED ? cedar_clock_pace(o->pace_step_us, o->pace_row_us, plan->rows) : row.duration_ns;
     cedar_clock_step(&r->clock, sched, row.duration_ns);
+    cedar_step_history_add(&r->history, plan->rows, sched);
     row.end_sched_ns = r->clock.sched_ns;
     peak(&r->result.kv_bytes_peak, row.kv_bytes_used);
     peak(&r->result.window_bytes_peak, row.window_bytes_stored);
     st = r->obs->step(r->obs->self, &row, err);
     /* What came due while the step ran arrived before its results did. */
-    while (!st && cedar_events_first(&r->events) && cedar_events_first(&r->events)->time_ns < r->clock.sched_ns) {
-        cedar_event e = cedar_events_pop(&r->events);
-        st = handle(r, &e, err);
-    }
+    if (!st) st = handle_until(r, r->clock.sched_ns - 1, err);
     return st ? st : after_step(r, plan, err);
 }
 
@@ -564,6 +710,12 @@ static void progress(const run *r) {
     r->host->progress(r->host->self, &p);
 }
 
+/* Requests refused at admission may have made events due, and room. */
+static bool due_now(run *r) {
+    const cedar_event *next = cedar_lanes_next(r->lanes, &r->events);
+    return next && next->time_ns <= r->clock.sched_ns;
+}
+
 static cedar_status stuck(const run *r, cedar_err *err) {
     const request *q = r->waiting[0];
     return cedar_fail(err, CEDAR_E_LIVENESS,
@@ -573,13 +725,64 @@ static cedar_status stuck(const run *r, cedar_err *err) {
                       cedar_pages_free(r->engine), r->engine_opts.page_count);
 }
 
+/* The warm-up is over: from here on requests count. */
+static cedar_status begin_profiling(run *r, cedar_err *err) {
+    r->profile_sched_ns = r->clock.sched_ns;
+    r->profile_ns = r->clock.meter_ns;
+    r->drain_sched_ns = -1;
+    note(r, MARK_PHASE, r->primers, r->warmups, (uint64_t)r->profile_sched_ns);
+    return cedar_lanes_profile(r->lanes, r->clock.sched_ns, &r->events, err);
+}
+
+static cedar_status cut_warmup(run *r, request *q, cedar_err *err) {
+    cedar_status st = reject(r, q, CEDAR_TURN_FAILED, "cut: the warm-up did not drain within warmup_grace_s",
+                             r->clock.sched_ns, err);
+    cedar_request_free(r, q);
+    return st;
+}
+
+/* All warm-up requests are sent: what has not ended within the grace is cut. */
+static cedar_status drain_warmup(run *r, cedar_err *err) {
+    bool sent = r->profile_sched_ns < 0 && !cedar_lanes_next(r->lanes, &r->events);
+    if (!sent || (!r->running_count && !r->waiting_count)) {
+        r->drain_sched_ns = -1;
+        return CEDAR_OK;
+    }
+    if (r->drain_sched_ns < 0) r->drain_sched_ns = r->clock.sched_ns;
+    if (r->clock.sched_ns - r->drain_sched_ns < r->opts->warmup_grace_ns) return CEDAR_OK;
+    cedar_status st = CEDAR_OK;
+    r->blocked = false;
+    while (!st && r->running_count) st = cut_warmup(r, r->running[--r->running_count], err);
+    while (!st && r->waiting_count) st = cut_warmup(r, r->waiting[--r->waiting_count], err);
+    return st;
+}
+
+/* Nothing runs and nothing waits: on to the next event. *over: there is none. */
+static cedar_status idle(run *r, bool *over, cedar_err *err) {
+    const cedar_event *next = cedar_lanes_next(r->lanes, &r->events);
+    if (!next && r->profile_sched_ns < 0) return begin_profiling(r, err);
+    cedar_lanes_idle(r->lanes, r->clock.sched_ns, &r->events);
+    next = cedar_lanes_next(r->lanes, &r->events);
+    if (!next) {
+        *over = true;
+    } else if (is_over(r, next->time_ns)) {
+        cedar_lanes_close(r->lanes);
+        cedar_events_clear(&r->events);
+    } else {
+        cedar_clock_idle(&r->clock, next->time_ns);
+    }
+    return CEDAR_OK;
+}
+
 static cedar_status loop(run *r, cedar_err *err) {
     cedar_status st = cedar_lanes_start(r->lanes, &r->events, err);
-    while (!st) {
+    bool over = false;
+    while (!st && !over) {
         if (r->host->stop && *r->host->stop) return cedar_fail(err, CEDAR_E_INTERRUPT, "stopped by the user");
-        st = handle_due(r, err);
+        st = handle_until(r, r->clock.sched_ns, err);
         int64_t plan_start = host_ns();
         if (!st) st = admit_waiting(r, err);
+        if (!st) st = drain_warmup(r, err);
         if (st) break;
         cedar_step_plan plan;
         bool scored;
@@ -587,16 +790,10 @@ static cedar_status loop(run *r, cedar_err *err) {
         if (plan.entry_count) {
             st = step(r, &plan, scored, plan_start, err);
             progress(r);
-            continue;
-        }
-        if (r->waiting_count) return stuck(r, err);
-        const cedar_event *next = cedar_events_first(&r->events);
-        if (!next) return CEDAR_OK;
-        if (r->opts->duration_ns && next->time_ns >= r->opts->duration_ns) {
-            cedar_lanes_close(r->lanes);
-            cedar_events_clear(&r->events);
-        } else {
-            cedar_clock_idle(&r->clock, next->time_ns);
+        } else if (r->waiting_count && !due_now(r)) {
+            st = stuck(r, err);
+        } else if (!r->waiting_count) {
+            st = idle(r, &over, err);
         }
     }
     return st;
@@ -627,6 +824,8 @@ static void summarise(run *r) {
     s->itl_p50_ms = cedar_samples_percentile(&r->itl, 50) / 1e6;
     s->itl_p90_ms = cedar_samples_percentile(&r->itl, 90) / 1e6;
     s->interactivity_p90 = 1e3 / s->itl_p90_ms;
+    s->floor_interactivity = 1e9 / cedar_samples_percentile(&r->itl, (double)r->opts->floor_percentile);
+    s->floor_met = !r->opts->floor_ppb || s->floor_interactivity * 1e9 >= (double)r->opts->floor_ppb;
     s->span_s = r->first_arrival_ns >= 0 ? (double)(r->last_token_ns - r->first_arrival_ns) / 1e9 : 0;
     s->output_tok_s = s->span_s > 0 ? (double)s->out_tokens / s->span_s : NAN;
     s->total_tok_s = s->span_s > 0 ? (double)(s->in_tokens + s->out_tokens) / s->span_s : NAN;
@@ -638,7 +837,35 @@ static void summarise(run *r) {
     s->top1_rate = r->quality_rows ? (double)r->top1_same / (double)r->quality_rows : NAN;
 }
 
+/* What the AgentX rules say about the profiling phase. Other rules: the gate after the run alone. */
+static void judge(const run *r, bool ended, cedar_validity *out) {
+    const cedar_run_opts *o = r->opts;
+    char names[256];
+    bool plain = o->rules == CEDAR_RULES_PLAIN;
+    cedar_validity_in in = {
+        .completed = r->completed, .errors = r->failed, .overflow = r->overflows, .phase_ns = o->duration_ns,
+        .last_sample_ns = r->last_sample_sched_ns < 0 ? -1 : r->last_sample_sched_ns - r->profile_sched_ns,
+        .locks_overridden = cedar_opts_locks(o, names, sizeof names) > 0, .cancelled = !ended || r->gave_up,
+        .scenario_unknown = plain };
+    cedar_validity_make(&in, out);
+}
+
+/* Names of the reasons, joined by spaces. */
+static void name_reasons(const cedar_validity *v, char *out, size_t bytes) {
+    size_t n = 0;
+    *out = 0;
+    for (unsigned bit = 0; bit < CEDAR_INVALID_COUNT; bit++)
+        if (v->reasons & 1u << bit && n < bytes)
+            n += (size_t)snprintf(out + n, bytes - n, "%s%s", n ? " " : "",
+                                  cedar_invalid_name((cedar_invalid)(1u << bit)));
+}
+
 static cedar_status emit_end(run *r, const char *status, const char *error, cedar_err *err) {
+    cedar_validity v;
+    judge(r, strcmp(status, "finished") == 0, &v);
+    name_reasons(&v, r->result.invalid, sizeof r->result.invalid);
+    r->result.submission_valid = v.submission_valid;
+    r->result.gate_ok = v.gate_ok;
     cedar_run_end_row row = { .run_id = r->run_id,
                               .status = status,
                               .error = error,
@@ -651,7 +878,19 @@ static cedar_status emit_end(run *r, const char *status, const char *error, ceda
                               .sessions_unfinished = r->sessions_unfinished,
                               .end_sched_ns = r->clock.sched_ns,
                               .end_ns = r->clock.meter_ns,
-                              .wall_ns = host_ns() - r->wall_start_ns };
+                              .wall_ns = host_ns() - r->wall_start_ns,
+                              .profile_sched_ns = r->profile_sched_ns,
+                              .profile_ns = r->profile_ns,
+                              .primers = r->primers,
+                              .warmups = r->warmups,
+                              .overflows = r->overflows,
+                              .traces_passed_over = r->lanes->passed_over,
+                              .forced_turns = r->lanes->forced,
+                              .idle_cut_ns = r->events.shift_ns,
+                              .submission_valid = v.submission_valid,
+                              .gate_ok = v.gate_ok,
+                              .invalid = r->result.invalid,
+                              .invalid_why = v.text };
     return r->obs->run_end(r->obs->self, &row, err);
 }
 
@@ -681,10 +920,12 @@ cedar_status cedar_run(const cedar_run_opts *opts, int64_t run_id, const cedar_r
     r->obs = host->observer;
     r->run_id = run_id;
     r->first_arrival_ns = -1;
+    r->last_sample_sched_ns = r->drain_sched_ns = -1;
     r->wall_start_ns = host_ns();
     cedar_status st = cedar_run_open(r, err);
     if (!st) st = emit_begin(r, err);
     if (!st) {
+        if (r->lanes->warming) r->profile_sched_ns = r->profile_ns = -1;
         st = play(r, err);
         *out = r->result;
     }

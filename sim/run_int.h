@@ -7,6 +7,7 @@
 /* A request between arrival and last token. */
 typedef struct cedar_request {
     cedar_request_row row;          /* filled as things happen */
+    cedar_phase phase;
     uint32_t lane, stream;
     int32_t *tokens;                /* [in_tokens + out_tokens] prompt, then answer */
     uint32_t produced;              /* answer tokens so far */
@@ -24,7 +25,7 @@ typedef struct cedar_run_state {
     const cedar_observer *obs;
     int64_t run_id;
 
-    cedar_model *model;
+    cedar_model *model;             /* model and corpus: owned unless the host's cache keeps them */
     const cedar_config *config;
     char origin[256], model_hash[65];
     cedar_corpus *corpus;
@@ -40,6 +41,16 @@ typedef struct cedar_run_state {
     cedar_lanes *lanes;
     uint32_t context_max;
     uint64_t planned;
+    cedar_predictor predictor;      /* step_ns NULL: no floor is kept */
+    cedar_step_history history;
+    int64_t floor_step_ns;          /* longest step that keeps the floor */
+
+    int64_t profile_sched_ns, profile_ns;   /* when the profiling phase began; -1 during the warm-up */
+    int64_t drain_sched_ns;         /* since when the warm-up only waits for its last requests; -1 = it does not */
+    uint64_t primers, warmups, profiled;    /* requests sent */
+    uint64_t completed, failed, overflows;  /* profiling requests ended */
+    int64_t last_sample_sched_ns;   /* of the profiling phase's TTFT and ITL samples; -1 = none */
+    bool gave_up;                   /* too many requests failed */
 
     cedar_events events;
     cedar_clocks clock;
@@ -70,6 +81,12 @@ typedef struct cedar_run_state {
  * obs; after a failure it is closed with cedar_run_close all the same. */
 cedar_status cedar_run_open(cedar_run_state *r, cedar_err *err) CEDAR_USE_RESULT;
 void cedar_run_close(cedar_run_state *r);
+
+/* Model and traces of the options: from the cache, which then keeps them (NULL: the caller owns them). */
+cedar_status cedar_run_load_model(cedar_run_cache *c, const cedar_run_opts *o, const char *data_dir, cedar_model **out,
+                                  char origin[256], char hash[65], cedar_err *err) CEDAR_USE_RESULT;
+cedar_status cedar_run_load_corpus(cedar_run_cache *c, const cedar_run_opts *o, const char *data_dir,
+                                   cedar_corpus **out, cedar_err *err) CEDAR_USE_RESULT;
 
 /* Gives back what a request holds; q may be NULL. */
 void cedar_request_free(cedar_run_state *r, cedar_request *q);

@@ -12,6 +12,9 @@ static cedar_status refuse_early(const run *r, cedar_err *err) {
         return cedar_fail(err, CEDAR_E_ARG,
                           "quality = true compares the arm with exact recomputation on the same tokens, so it "
                           "needs continuation = \"forced\"");
+    if (*o->admission && !o->policy)
+        return cedar_fail(err, CEDAR_E_ARG,
+                          "admission = \"%.64s\" names a policy; give it as a function, in a scenario", o->admission);
     if (o->clock == CEDAR_CLOCK_RECORDED && !r->host->recorded)
         return cedar_fail(err, CEDAR_E_ARG,
                           "clock = \"recorded\" needs the durations of an earlier run; use `cedar replay RUN.db`");
@@ -41,7 +44,11 @@ static void make_rules(run *r) {
     r->lane_rules = (cedar_lane_rules){
         .lanes = (uint32_t)o->lanes, .passes = (uint32_t)o->passes, .turns_max = (uint32_t)o->turns_max,
         .seed = (uint64_t)o->seed, .shuffle = o->order == CEDAR_ORDER_SHUFFLE, .time_scale_ppb = o->time_scale_ppb,
-        .think_cap_ns = o->think_cap_ns };
+        .think_cap_ns = o->think_cap_ns, .recycle = o->recycle, .barriers = o->barriers,
+        .end_on_error = o->on_error == CEDAR_ON_ERROR_END, .no_salt = o->salt == CEDAR_SALT_NONE,
+        .burst = o->primers == CEDAR_PRIMERS_BURST, .start_lo = (double)o->start_lo_ppb / 1e9,
+        .start_hi = (double)o->start_hi_ppb / 1e9, .warmup_requests = (uint32_t)o->warmup_requests,
+        .tree_cap_ns = o->tree_idle_cap_ns, .global_cap_ns = o->global_idle_cap_ns };
     r->prompt_rules = (cedar_prompt_rules){ .vocab = r->config->vocab, .length_num = (uint32_t)o->length_num,
                                             .length_den = (uint32_t)o->length_den };
     special_ids(r->config, &r->prompt_rules);
@@ -58,9 +65,10 @@ static void measure_traces(const run *r, uint32_t *longest, uint32_t *streams) {
         for (uint32_t s = 0; s < t->stream_count; s++)
             for (uint32_t k = 0; k < cedar_lanes_turns(&r->lane_rules, t, s); k++) {
                 const cedar_turn *turn = &t->streams[s].turns[k];
-                uint64_t n = (uint64_t)cedar_prompt_scale(&r->prompt_rules, turn->in_tokens) +
-                             cedar_prompt_scale(&r->prompt_rules, turn->out_tokens);
+                uint64_t in = cedar_prompt_scale(&r->prompt_rules, turn->in_tokens);
+                uint64_t n = in + cedar_prompt_scale(&r->prompt_rules, turn->out_tokens);
                 if (n <= r->context_max && n > *longest) *longest = (uint32_t)n;
+                if (r->lanes->warming && in < r->context_max && in >= *longest) *longest = (uint32_t)in + 1;
             }
     }
 }
@@ -86,6 +94,26 @@ static void make_engine_opts(run *r) {
     e->step_rows = (uint32_t)o->step_tokens;
     e->step_seqs = e->seq_count;
     e->verify_rows = 0;
+}
+
+static int64_t paced_step_ns(void *self, uint32_t prefill_rows, uint32_t decode_rows, uint64_t context_sum) {
+    const cedar_run_opts *o = self;
+    (void)context_sum;
+    return cedar_clock_pace(o->pace_step_us, o->pace_row_us, prefill_rows + decode_rows);
+}
+
+static int64_t learnt_step_ns(void *self, uint32_t prefill_rows, uint32_t decode_rows, uint64_t context_sum) {
+    (void)context_sum;
+    return cedar_step_history_ns(self, prefill_rows + decode_rows);
+}
+
+/* The floor is kept on the schedule axis: steps have fixed prices there, or the lengths seen so far. */
+static void make_floor(run *r) {
+    const cedar_run_opts *o = r->opts;
+    if (!o->floor_ppb || o->floor_mode != CEDAR_FLOOR_ADMIT) return;
+    r->floor_step_ns = cedar_floor_step_ns(o->floor_ppb);
+    if (o->pace == CEDAR_PACE_FIXED) r->predictor = (cedar_predictor){ (void *)(uintptr_t)o, paced_step_ns };
+    else r->predictor = (cedar_predictor){ &r->history, learnt_step_ns };
 }
 
 static void host_page_retain(void *self, int32_t page) { cedar_page_retain(self, page); }
@@ -134,22 +162,21 @@ static cedar_status open_buffers(run *r, cedar_err *err) {
 
 cedar_status cedar_run_open(run *r, cedar_err *err) {
     const cedar_run_opts *o = r->opts;
-    cedar_corpus_opts corpus = { .format = CEDAR_TRACE_AUTO,
-                                 .strict = o->strict,
-                                 .traces_max = (uint32_t)o->traces_max };
     cedar_status st = cedar_opts_check(o, err);
     if (!st) st = refuse_early(r, err);
-    if (!st) st = cedar_traces_find(o->trace, r->host->data_dir, &corpus, &r->corpus, err);
-    if (!st) st = cedar_model_find(o->model, r->host->data_dir, (uint64_t)o->weights_seed, &r->model, r->origin, err);
+    cedar_run_cache *cache = r->host->cache;
+    if (!st) st = cedar_run_load_corpus(cache, o, r->host->data_dir, &r->corpus, err);
+    if (!st) st = cedar_run_load_model(cache, o, r->host->data_dir, &r->model, r->origin, r->model_hash, err);
     if (st) return st;
     r->config = cedar_model_config(r->model);
-    cedar_model_hash(r->model, r->model_hash);
     make_rules(r);
+    make_floor(r);
     st = cedar_prompts_new(r->corpus, &r->prompt_rules, &r->prompts, err);
     if (!st) st = cedar_lanes_new(r->corpus, &r->lane_rules, &r->lanes, err);
     if (st) return st;
     r->planned = cedar_lanes_planned(r->lanes);
-    if (o->requests_max) r->planned = min_u64(r->planned, (uint64_t)o->requests_max);
+    if (o->recycle) r->planned = (uint64_t)o->requests_max;
+    else if (o->requests_max) r->planned = min_u64(r->planned, (uint64_t)o->requests_max);
     make_engine_opts(r);
     st = cedar_plan_memory(r->config, &r->engine_opts, &r->memory, err);
     if (!st) st = cedar_engine_open(r->model, &r->engine_opts, &r->engine, err);
@@ -178,8 +205,10 @@ void cedar_run_close(run *r) {
     cedar_engine_close(r->engine);
     cedar_lanes_free(r->lanes);
     cedar_prompts_free(r->prompts);
-    cedar_corpus_free(r->corpus);
-    cedar_model_close(r->model);
+    if (!r->host->cache) {
+        cedar_corpus_free(r->corpus);
+        cedar_model_close(r->model);
+    }
     cedar_events_free(&r->events);
     cedar_samples_free(&r->ttft);
     cedar_samples_free(&r->itl);

@@ -17,6 +17,7 @@ uint32_t cedar_sched_plan(const cedar_sched_limits *limits, const cedar_sched_it
         slices[n++] = (cedar_sched_slice){ .item = i, .rows = 1, .decode = true };
         budget--;
     }
+    if (n && limits->prefill_capped) budget = min_u32(budget, limits->prefill_rows);
     for (uint32_t i = 0; i < count && budget && n < limits->step_seqs; i++) {
         if (items[i].pos >= items[i].prompt_tokens) continue;
         uint32_t rows = chunk_rows(limits, &items[i], budget);

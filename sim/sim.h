@@ -11,6 +11,7 @@
 #include <stdint.h>
 
 #include "base/status.h"
+#include "sim/frontier.h"
 #include "sim/observer.h"
 
 /* --- options: one table for Lua, the command line, the database and the help -------------------------------------- */
@@ -48,6 +49,32 @@ void cedar_opts_free(cedar_run_opts *o);
 cedar_status cedar_opts_set(cedar_run_opts *o, const char *key, const char *value, cedar_err *err) CEDAR_USE_RESULT;
 const char *cedar_opts_get(const cedar_run_opts *o, const char *key);   /* text; NULL for unknown keys */
 
+/* --- policies: a scenario's say in each request ------------------------------------------------------------------- */
+
+/* A waiting request whose admission is asked for, and the state of the run at that time. Times are schedule times. */
+typedef struct cedar_policy_request {
+    int64_t request_id;
+    uint32_t lane, stream, turn, in_tokens, out_tokens;
+    int64_t waited_ns;
+    bool warmup;
+} cedar_policy_request;
+
+typedef struct cedar_policy_state {
+    int64_t now_ns;
+    uint32_t waiting, running, decoding, pages_free, pages_total;
+} cedar_policy_state;
+
+/* Must decide from its arguments alone, so that runs repeat. It is asked before each step for the first waiting
+ * request; a refusal is asked again after the next step, and does not hold when nothing runs. */
+typedef struct cedar_policy {
+    void *self;
+    cedar_status (*admit)(void *self, const cedar_policy_request *request, const cedar_policy_state *state, bool *admit,
+                          cedar_err *err);
+} cedar_policy;
+
+/* Sets the policy of the option `admission`, which names it; borrowed, also by copies. NULL: none. */
+void cedar_opts_policy(cedar_run_opts *o, const cedar_policy *policy);
+
 /* All keys and values in table order, as one JSON object; *out is owned by the caller (cedar_free). */
 cedar_status cedar_opts_json(const cedar_run_opts *o, char **out, cedar_err *err) CEDAR_USE_RESULT;
 
@@ -66,10 +93,16 @@ const char *cedar_nearest(const char *word, const char *const *words, size_t cou
 
 typedef struct cedar_progress {
     const char *label;
-    uint64_t done, total;           /* requests */
+    uint64_t done, total;           /* requests; total 0: nobody knows */
     uint64_t tokens, steps;
     int64_t elapsed_wall_ns;
 } cedar_progress;
+
+/* Model and traces that stay loaded from run to run; files are not looked at again while they do. */
+typedef struct cedar_run_cache cedar_run_cache;
+
+cedar_status cedar_run_cache_new(cedar_run_cache **out, cedar_err *err) CEDAR_USE_RESULT;
+void cedar_run_cache_free(cedar_run_cache *c);
 
 /* What the caller lends a run. */
 typedef struct cedar_run_host {
@@ -79,6 +112,7 @@ typedef struct cedar_run_host {
     void (*progress)(void *self, const cedar_progress *p);   /* may be NULL */
     void *self;
     const volatile int *stop;       /* set to non-zero to end the run early ("interrupted"); may be NULL */
+    cedar_run_cache *cache;         /* used by one run at a time; NULL: every run loads what it needs */
 } cedar_run_host;
 
 /* Summary of a run, for the scenario and the table at the end. Times of the meter axis. */
@@ -86,10 +120,16 @@ typedef struct cedar_run_result {
     int64_t run_id;
     char label[64], replay[16], status[16];
     uint64_t event_hash;
-    uint64_t requests, errors, sessions, steps;
+    uint64_t requests;              /* all that ended; warm-up requests are not in any number but this and the next */
+    uint64_t warmup_requests;       /* primers among them */
+    uint64_t errors, sessions, steps;
     uint64_t in_tokens, out_tokens, hit_tokens, replayed_tokens, trimmed_tokens;
     double ttft_p50_ms, ttft_p90_ms, itl_p50_ms, itl_p90_ms;
     double interactivity_p90;       /* 1 / p90(ITL), tok/s/user */
+    double floor_interactivity;     /* the same at floor_percentile */
+    bool floor_met;                 /* it reaches floor_tok_s_user; true without a floor */
+    bool submission_valid, gate_ok; /* sim/validity.h; only AgentX runs can be submitted */
+    char invalid[160];              /* names of the reasons, joined by spaces; "" = valid */
     double total_tok_s, output_tok_s, span_s;
     double hit_rate;                /* adopted prompt tokens / prompt tokens */
     uint64_t kv_bytes_peak, window_bytes_peak;

@@ -18,20 +18,23 @@ typedef enum cedar_event_class { CEDAR_EVENT_TURN, CEDAR_EVENT_LANE } cedar_even
 typedef struct cedar_event {
     int64_t time_ns;                        /* schedule time */
     cedar_event_class class_;
-    uint64_t sequence;                      /* in the order of pushing; set by cedar_events_push */
-    uint32_t lane, stream;                  /* stream: turns only */
-    int64_t session_id;                     /* turns only: an event of a session that has ended is stale */
+    uint64_t sequence;                      /* 0: cedar_events_push numbers it in the order of pushing */
+    uint32_t lane, stream;                  /* stream: for the pusher */
+    uint64_t ticket;                        /* turns only: an event that its lane has replaced since is stale */
 } cedar_event;
 
-/* Priority queue keyed (time, class, sequence); zero-initialised is empty. */
+/* Priority queue keyed (time, class, sequence); zero-initialised is empty. Adding to shift_ns makes everything in the
+ * queue come that much earlier, at no cost. */
 typedef struct cedar_events {
-    cedar_event *heap;
+    cedar_event *heap;                      /* times are schedule time plus the shift */
     size_t count, capacity;
     uint64_t pushed;
+    int64_t shift_ns;
+    cedar_event first;                      /* copy of the first event, with its schedule time */
 } cedar_events;
 
 cedar_status cedar_events_push(cedar_events *q, cedar_event event, cedar_err *err) CEDAR_USE_RESULT;
-const cedar_event *cedar_events_first(const cedar_events *q);   /* NULL when empty */
+const cedar_event *cedar_events_first(cedar_events *q);   /* NULL when empty; valid until the next call */
 cedar_event cedar_events_pop(cedar_events *q);                  /* must not be empty */
 void cedar_events_clear(cedar_events *q);
 void cedar_events_free(cedar_events *q);
@@ -97,21 +100,35 @@ typedef struct cedar_lane_rules {
     uint32_t lanes, passes, turns_max;      /* turns_max 0 = all */
     uint64_t seed;
     bool shuffle;
+    bool recycle;                           /* the list of traces has no end; passes is not used */
+    bool barriers;                          /* turns wait for turns of other streams as recorded */
+    bool end_on_error;                      /* a failed turn ends its session */
+    bool no_salt;
+    bool burst;                             /* primers leave at once */
+    double start_lo, start_hi; /* window of a lane's first start, shares of the session; 0, 0 = its start */
+    uint32_t warmup_requests;               /* of each lane, behind its primers */
     int64_t time_scale_ppb, think_cap_ns;
+    int64_t tree_cap_ns, global_cap_ns;     /* longest idle waits; 0 = no limit */
 } cedar_lane_rules;
+
+/* What a request is for. Primers and warm-up requests are answered with one token and never scored. */
+typedef enum cedar_phase { CEDAR_PHASE_PROFILING, CEDAR_PHASE_PRIMER, CEDAR_PHASE_WARMUP } cedar_phase;
 
 typedef enum cedar_stream_phase {
     CEDAR_STREAM_UNBORN,    /* its spawn turn has not ended */
-    CEDAR_STREAM_TIMER,     /* an event will start its next turn */
-    CEDAR_STREAM_JOINING,   /* the root waits for subagents */
+    CEDAR_STREAM_HELD,      /* warm-up: its next turn is for the profiling phase, or for after the primers */
+    CEDAR_STREAM_TIMER,     /* its next turn starts at ready_ns */
+    CEDAR_STREAM_WAITING,   /* its next turn waits for other streams, and for ready_ns */
     CEDAR_STREAM_FLYING,    /* a request of it is on its way */
     CEDAR_STREAM_DONE
 } cedar_stream_phase;
 
 typedef struct cedar_stream_state {
     cedar_stream_phase phase;
-    uint32_t next_turn;
-    int64_t ready_ns;                       /* JOINING: earliest start of the next turn */
+    bool priming;                           /* the turn in question is the one before next_turn */
+    uint32_t next_turn;                     /* turns before it have completed, or lie before the start */
+    int64_t ready_ns;                       /* earliest start, on the tree's axis: schedule time plus both shifts */
+    uint64_t sequence;                      /* of the timer, among equal times */
 } cedar_stream_state;
 
 /* The session tree a lane plays. */
@@ -120,8 +137,15 @@ typedef struct cedar_session {
     uint32_t lane, pass, trace;
     uint64_t salt;
     uint32_t in_flight, planned, done;
+    uint32_t primers;                       /* that have not ended */
+    uint32_t quota;                         /* warm-up requests the lane has left; kept from session to session */
     bool live;                              /* false: drained; the lane may take the next trace */
-    bool overflow;
+    bool ending, overflow;                  /* no further turn starts, because of an error or of an overflow */
+    uint32_t first_turn;                    /* of the root, at the session's start */
+    int64_t t_star_ns;                      /* recorded time of the start, -1 = at the first turn */
+    int64_t shift_ns;                       /* idle time taken out of this tree alone */
+    uint64_t ticket;                        /* of its event in the queue */
+    uint32_t head;                          /* stream of that event, UINT32_MAX = there is none */
     int64_t start_sched_ns, start_ns, end_sched_ns;   /* start_ns is the caller's to set and to use */
     const char *outcome;                    /* once not live */
     cedar_stream_state *streams;            /* [stream_count of the widest trace] */
@@ -133,8 +157,13 @@ typedef struct cedar_lanes {
     cedar_session *lanes;                   /* [rules.lanes] */
     cedar_stream_state *states;             /* [lanes, streams_max] */
     uint32_t *order;                        /* [trace_count] of the current pass through the list */
-    uint64_t taken;                         /* trees handed out */
+    uint32_t *next;                         /* [streams_max] scratch of the start draw */
+    uint64_t taken;                         /* trees handed out or passed over */
+    uint64_t passed_over;                   /* trees whose start left nothing to do */
+    uint64_t forced;                        /* turns started because everything in their tree waited for each other */
     int64_t sessions;                       /* session ids given */
+    uint64_t tickets;
+    bool warming;                           /* primers and warm-up; false from the start when there are none */
     bool closed;                            /* no request starts any more */
 } cedar_lanes;
 
@@ -144,24 +173,38 @@ cedar_status cedar_lanes_new(const cedar_corpus *corpus, const cedar_lane_rules 
                              cedar_err *err) CEDAR_USE_RESULT;
 void cedar_lanes_free(cedar_lanes *l);
 
-/* Pushes the event that makes each lane take its first trace, at time 0. */
+/* At time 0. Without warm-up: pushes the event that makes each lane take its first trace. With warm-up: gives every
+ * lane its first trace and start, and sets the timers of the primers; CEDAR_E_ARG when no trace leaves anything to do.
+ * */
 cedar_status cedar_lanes_start(cedar_lanes *l, cedar_events *q, cedar_err *err) CEDAR_USE_RESULT;
+
+/* First event that still counts, NULL when there is none; stale ones are thrown away. */
+const cedar_event *cedar_lanes_next(cedar_lanes *l, cedar_events *q);
 
 /* A lane event: the lane takes its next trace, if there is one; *started tells. */
 cedar_status cedar_lanes_take(cedar_lanes *l, const cedar_event *e, cedar_events *q, bool *started,
                               cedar_err *err) CEDAR_USE_RESULT;
 
-/* A turn event: the turn to send, or false for a stale event. */
-bool cedar_lanes_turn(cedar_lanes *l, const cedar_event *e, cedar_turn_ref *out);
+/* A turn event. *send: *out is to be sent for *phase; false when the event is stale or the turn is held. */
+cedar_status cedar_lanes_turn(cedar_lanes *l, const cedar_event *e, cedar_events *q, bool *send, cedar_turn_ref *out,
+                              cedar_phase *phase, cedar_err *err) CEDAR_USE_RESULT;
 
 /* A turn has ended at `now`. *drained: its session has ended with it, and outcome and end are set. */
 cedar_status cedar_lanes_ended(cedar_lanes *l, uint32_t lane, uint32_t stream, cedar_turn_end how, int64_t now_sched_ns,
                                cedar_events *q, bool *drained, cedar_err *err) CEDAR_USE_RESULT;
 
+/* The warm-up is over: nothing is on its way and no event is left. In each lane the pending turn recorded first starts
+ * now, the others keep their recorded distance from it. */
+cedar_status cedar_lanes_profile(cedar_lanes *l, int64_t now_sched_ns, cedar_events *q,
+                                 cedar_err *err) CEDAR_USE_RESULT;
+
+/* Nothing is on its way in any lane: takes idle time beyond the global cap out of the wait for the next event. */
+void cedar_lanes_idle(const cedar_lanes *l, int64_t now_sched_ns, cedar_events *q);
+
 /* From now on no turn starts and no lane takes a trace. */
 void cedar_lanes_close(cedar_lanes *l);
 
-/* Requests the rules would send in all. */
+/* Requests the rules would send in all; with recycle, those of one pass. */
 uint64_t cedar_lanes_planned(const cedar_lanes *l);
 
 /* Turns of a stream that are played, 0 if its spawn turn is not. */
@@ -234,6 +277,8 @@ const char *cedar_cache_broken(const cedar_cache *c);
 typedef struct cedar_sched_limits {
     uint32_t step_rows, step_seqs;
     uint32_t chunk_rows;                    /* most rows of one prompt in one step; 0 = step_rows */
+    bool prefill_capped;
+    uint32_t prefill_rows;                  /* when capped: most prompt rows beside decode rows */
 } cedar_sched_limits;
 
 /* A running request as the scheduler sees it; items are in order of admission, which is (arrival, id). */
@@ -253,6 +298,36 @@ typedef struct cedar_sched_slice {
  * of admission, within the limits. */
 uint32_t cedar_sched_plan(const cedar_sched_limits *limits, const cedar_sched_item *items, uint32_t count,
                           cedar_sched_slice *slices);
+
+/* --- floor.c: how long steps will take, and what a speed floor leaves room for ------------------------------------ */
+
+/* Predicts schedule lengths of steps. context_sum: positions that the decode rows attend to, all together. */
+typedef struct cedar_predictor {
+    void *self;
+    int64_t (*step_ns)(void *self, uint32_t prefill_rows, uint32_t decode_rows, uint64_t context_sum);
+} cedar_predictor;
+
+/* Learns from the steps of the run: a running mean per power of two of rows, in integers. Zero-initialised knows
+ * nothing. */
+enum { CEDAR_STEP_CLASSES = 18 };
+typedef struct cedar_step_history {
+    int64_t mean_ns[CEDAR_STEP_CLASSES];    /* of steps of [2^i, 2^(i+1)) rows */
+    int64_t mean_rows[CEDAR_STEP_CLASSES];  /* of the same steps */
+    uint32_t steps[CEDAR_STEP_CLASSES];
+} cedar_step_history;
+
+void cedar_step_history_add(cedar_step_history *h, uint32_t rows, int64_t step_ns);
+
+/* Expected length of a step of so many rows: on the line through the neighbouring means, in proportion outside them;
+ * 0 while nothing is known. */
+int64_t cedar_step_history_ns(const cedar_step_history *h, uint32_t rows);
+
+/* Longest step that keeps the floor of tok/s/user times 10^9. */
+int64_t cedar_floor_step_ns(int64_t floor_ppb);
+
+/* Most prompt rows, up to rows_max, beside decode_rows so that the step is predicted to take at most step_ns. */
+uint32_t cedar_floor_prefill_rows(const cedar_predictor *p, int64_t step_ns, uint32_t rows_max, uint32_t decode_rows,
+                                  uint64_t context_sum);
 
 /* --- stats.c: lists and percentiles ------------------------------------------------------------------------------- */
 

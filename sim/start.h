@@ -31,10 +31,10 @@ typedef struct cedar_start {
     bool empty;                 /* every stream is over: the trace leaves this lane nothing to do */
 } cedar_start;
 
-/* Draws t* = lo + u * (hi - lo) in the window [start + lo_ratio * (end - start), start + hi_ratio * (end - start)], where
- * start and end are the first and last turn's recorded times over all streams. The AgentX ratios are 0.25 and 0.75.
- * next [stream_count of t]: first turn of each stream at or after t*; its turn_count when there is none; the turn before
- * it is the one to prime. CEDAR_E_ARG unless 0 <= lo_ratio <= hi_ratio <= 1. */
+/* Draws t* = lo + u * (hi - lo) in the window [start + lo_ratio * (end - start), start + hi_ratio * (end - start)],
+ * where start and end are the first and last turn's recorded times over all streams. The AgentX ratios are 0.25 and
+ * 0.75. next [stream_count of t]: first turn of each stream at or after t*; its turn_count when there is none; the turn
+ * before it is the one to prime. CEDAR_E_ARG unless 0 <= lo_ratio <= hi_ratio <= 1. */
 cedar_status cedar_start_draw(const cedar_trace *t, uint64_t random_seed, uint32_t lane, double lo_ratio,
                               double hi_ratio, uint32_t *next, cedar_start *out, cedar_err *err) CEDAR_USE_RESULT;
 

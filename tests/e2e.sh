@@ -83,6 +83,17 @@ usage() {
     exits "trace stat" 0 'requests' "$cedar" trace stat traces/kv-cache-tester
     exits "trace check of a broken trace" 5 'truncated.json' \
         "$cedar" trace check --strict tests/broken/traces/truncated.json
+    exits "trace convert" 0 'wrote .*, 0 left out' "$cedar" trace convert traces/kv-cache-tester/trace_0291.json \
+        --to weka -o "$out/c.json"
+    ok "what weka keeps, stat sees again" sh -c '"$1" trace stat --csv "$2" | cut -d, -f2- >"$3.a" &&
+        "$1" trace stat --csv traces/kv-cache-tester/trace_0291.json | cut -d, -f2- | cmp "$3.a"' sh \
+        "$cedar" "$out/c.json" "$out/c"
+    exits "trace convert says what is lost" 0 'not kept by mooncake' "$cedar" trace convert \
+        traces/kv-cache-tester/trace_0291.json --to mooncake -o "$out/c.jsonl"
+    exits "trace convert overwrites nothing" 5 'exists' "$cedar" trace convert traces/kv-cache-tester/trace_0291.json \
+        --to weka -o "$out/c.json"
+    exits "trace convert to an unknown format" 1 'mooncake' "$cedar" trace convert traces/mooncake --to moon \
+        -o "$out/d.jsonl"
 }
 
 scenarios() {

@@ -38,6 +38,8 @@ struct cedar_snap { uint32_t pos; uint64_t prefix; bool off; };
 
 static int64_t fake_calls;      /* never reset: durations of two runs differ */
 static uint32_t fake_entries_max, fake_fail_step, fake_hidden_pages;
+static uint32_t fake_models;     /* opened so far */
+static uint32_t fake_refuse_every, fake_opens;    /* every n-th sequence is refused, 0 = none */
 
 static uint64_t fake_prefix(const int32_t *t, uint32_t n) {
     uint64_t h = 0;
@@ -63,6 +65,7 @@ cedar_status cedar_config_load(const char *path, cedar_config *out, cedar_err *e
 }
 
 cedar_status cedar_model_open(const char *dir, cedar_model **out, cedar_err *err) {
+    fake_models++;
     *out = cedar_calloc(1, sizeof **out);
     if (!*out) return cedar_fail(err, CEDAR_E_OOM, "no memory");
     return cedar_config_load(dir, &(*out)->config, err);
@@ -72,6 +75,7 @@ cedar_status cedar_model_synth(const cedar_config *config, uint64_t seed, uint64
                                cedar_err *err) {
     (void)seed;
     (void)bytes_max;
+    fake_models++;
     *out = cedar_calloc(1, sizeof **out);
     if (!*out) return cedar_fail(err, CEDAR_E_OOM, "no memory");
     (*out)->config = *config;
@@ -161,6 +165,8 @@ uint64_t cedar_page_bytes(const cedar_engine *e) {
 }
 
 cedar_status cedar_seq_open(cedar_engine *e, int32_t *seq, cedar_err *err) {
+    if (fake_refuse_every && ++fake_opens % fake_refuse_every == 0)
+        return cedar_fail(err, CEDAR_E_BUSY, "planted refusal of a sequence");
     for (uint32_t i = 0; i < e->opts.seq_count; i++) {
         fake_seq *s = &e->seqs[i];
         if (s->open) continue;

@@ -24,7 +24,9 @@ static void near(double got, double want, double tol) {
 }
 
 /* Deterministic reals in [-1, 1). */
-static real noise_at(uint64_t seed, uint64_t i) { return (real)((double)(cedar_mix64(seed * 1000003 + i) >> 11) * 0x1p-52 - 1); }
+static real noise_at(uint64_t seed, uint64_t i) {
+    return (real)((double)(cedar_mix64(seed * 1000003 + i) >> 11) * 0x1p-52 - 1);
+}
 
 static void noise(real *x, int64_t n, uint64_t seed) {
     for (int64_t i = 0; i < n; i++) x[i] = noise_at(seed, (uint64_t)i);
@@ -32,13 +34,14 @@ static void noise(real *x, int64_t n, uint64_t seed) {
 
 static bool bits_equal(const real *a, const real *b, int64_t n) { return memcmp(a, b, (size_t)n * sizeof *a) == 0; }
 
-/* --- mHC ------------------------------------------------------------------------------------------------------------- */
+/* --- mHC ---------------------------------------------------------------------------------------------------------- */
 
 START_TEST(hc_coefficients_of_the_description) {
     static const double want_pre[4] = { .2689424, .6224603, .4378245, .5926676 };
     static const double want_post[4] = { 1.2153263, .9687602, 1.0624187, .8146668 };
-    static const double want_comb[16] = { .1267709, .5521209, .1943349, .1267721, .2816277, .0050130, .4317313, .2816270,
-                                          .0996749, .4341089, .3665392, .0996760, .4919255, .0087562, .0073936, .4919238 };
+    static const double want_comb[16] = { .1267709, .5521209, .1943349, .1267721, .2816277, .0050130,
+                                          .4317313, .2816270, .0996749, .4341089, .3665392, .0996760,
+                                          .4919255, .0087562, .0073936, .4919238 };
     real m[24], base[24], scale[3] = { (real).5, (real).25, 2 }, pre[4], post[4], comb[16];
     for (int i = 0; i < 24; i++) {
         m[i] = (real)(((7 * i % 11) - 5) / 4.0);
@@ -50,7 +53,8 @@ START_TEST(hc_coefficients_of_the_description) {
         near((double)post[i], want_post[i], printed);
     }
     for (int i = 0; i < 16; i++) near((double)comb[i], want_comb[i], printed);
-    for (int k = 0; k < 4; k++) near((double)(comb[k] + comb[4 + k] + comb[8 + k] + comb[12 + k]), 1, 2e-6);     /* columns */
+    for (int k = 0; k < 4; k++)
+        near((double)(comb[k] + comb[4 + k] + comb[8 + k] + comb[12 + k]), 1, 2e-6); /* columns */
 }
 END_TEST
 
@@ -78,7 +82,7 @@ START_TEST(hc_collapse_and_expand_are_the_formulas) {
 }
 END_TEST
 
-/* --- norm and rotation ----------------------------------------------------------------------------------------------- */
+/* --- norm and rotation -------------------------------------------------------------------------------------------- */
 
 START_TEST(rms_norm_is_the_formula_and_survives_zero) {
     enum { N = 45 };
@@ -146,8 +150,18 @@ static void bench_close(bench *b) {
 }
 
 START_TEST(rope_frequencies_of_the_description) {
-    static const struct { int i; double yarn; } y[] = { { 0, 1 }, { 1, .68765602 }, { 14, .0052868563 }, { 15, .0036355386 },
-        { 16, .002265625 }, { 20, 2.9697778e-4 }, { 24, 1.953125e-5 }, { 25, 5.3723127e-6 }, { 31, 5.6805290e-7 } };
+    static const struct {
+        int i;
+        double yarn;
+    } y[] = { { 0, 1 },
+              { 1, .68765602 },
+              { 14, .0052868563 },
+              { 15, .0036355386 },
+              { 16, .002265625 },
+              { 20, 2.9697778e-4 },
+              { 24, 1.953125e-5 },
+              { 25, 5.3723127e-6 },
+              { 31, 5.6805290e-7 } };
     bench b;
     bench_open(&b, rope_model(), 0);
     for (size_t i = 0; i < sizeof y / sizeof *y; i++)
@@ -188,11 +202,13 @@ START_TEST(rope_rotates_adjacent_pairs) {
 }
 END_TEST
 
-/* --- router and Engram ------------------------------------------------------------------------------------------------- */
+/* --- router and Engram -------------------------------------------------------------------------------------------- */
 
 START_TEST(sqrt_softplus_of_the_description) {
-    static const struct { double z, want, tol; } v[] = { { -20, 4.54e-5, 5e-9 }, { -1, .5596979, 6e-8 }, { 0, .8325546, 6e-8 },
-        { 1, 1.1459763, 6e-8 }, { 2.5, 1.6058922, 6e-8 }, { 25, 5, 0 } };
+    static const struct {
+        double z, want, tol;
+    } v[] = { { -20, 4.54e-5, 5e-9 }, { -1, .5596979, 6e-8 },   { 0, .8325546, 6e-8 },
+              { 1, 1.1459763, 6e-8 }, { 2.5, 1.6058922, 6e-8 }, { 25, 5, 0 } };
     for (size_t i = 0; i < sizeof v / sizeof *v; i++)
         near((double)OP(sqrt_softplus)((real)v[i].z), v[i].want, v[i].tol + (sizeof(real) == 4) * 2e-7 * v[i].want);
     ck_assert(OP(sqrt_softplus)(-60) > 0);      /* log(1 + e^z) would be 0 */
@@ -228,7 +244,7 @@ START_TEST(engram_hash_of_the_description) {
 }
 END_TEST
 
-/* --- selection --------------------------------------------------------------------------------------------------------- */
+/* --- selection ---------------------------------------------------------------------------------------------------- */
 
 /* Picks by the rule, one at a time. */
 static int plain_top_k(const real *score, const int32_t *names, int count, int k, int32_t *ids) {
@@ -282,7 +298,8 @@ START_TEST(top_k_equals_picking_one_at_a_time) {
     real score[N], heap[N];
     int32_t names[N], got[N], want[N];
     for (uint64_t seed = 0; seed < 400; seed++) {
-        int n = (int)(cedar_mix64(seed) % N) + 1, k = (int)(cedar_mix64(seed + 1000) % N) + 1, levels = 1 + (int)(seed % 9) * 3;
+        int n = (int)(cedar_mix64(seed) % N) + 1, k = (int)(cedar_mix64(seed + 1000) % N) + 1,
+            levels = 1 + (int)(seed % 9) * 3;
         for (int i = 0; i < n; i++) {
             uint64_t r = cedar_mix64(seed * 1000 + (uint64_t)i);
             score[i] = (real)((int)(r % (uint64_t)levels) - levels / 2);
@@ -324,7 +341,7 @@ START_TEST(candidate_blocks_keep_the_newest) {
 }
 END_TEST
 
-/* --- attention ------------------------------------------------------------------------------------------------------- */
+/* --- attention ---------------------------------------------------------------------------------------------------- */
 
 START_TEST(attention_is_the_formula) {
     enum { H = 3, D = 24, N = 37 };
@@ -355,7 +372,7 @@ START_TEST(attention_is_the_formula) {
 }
 END_TEST
 
-/* --- linear ------------------------------------------------------------------------------------------------------------ */
+/* --- linear ------------------------------------------------------------------------------------------------------- */
 
 START_TEST(four_dots_are_four_times_one) {
     enum { N = 200 };
@@ -393,8 +410,8 @@ START_TEST(linear_does_not_depend_on_caching_or_batch) {
     const real **none = calloc(100000, sizeof *none);
     OP(weights) cached = b.f->weights, per_use = { none };
     const cedar_block *blk = &m->blocks[1];
-    const cedar_weight *const list[] = { &blk->wq_a, &blk->wo_b, &blk->comp_wkv, &blk->hc_attn_fn, &blk->experts[0].w1, &blk->experts[0].w2,
-                                         &blk->gate, &m->head };
+    const cedar_weight *const list[] = { &blk->wq_a,          &blk->wo_b,          &blk->comp_wkv, &blk->hc_attn_fn,
+                                         &blk->experts[0].w1, &blk->experts[0].w2, &blk->gate,     &m->head };
     for (size_t i = 0; i < sizeof list / sizeof *list; i++) {
         const cedar_weight *w = list[i];
         int64_t k_count = w->cols, n_count = w->rows;
@@ -405,10 +422,13 @@ START_TEST(linear_does_not_depend_on_caching_or_batch) {
         ck_assert_ptr_nonnull(cached.decoded[w->index]);
         OP(linear_raw)(&cached, w, x, k_count, T, y[0], n_count, &b.f->workers[0].linear);
         OP(linear_raw)(&per_use, w, x, k_count, T, y[1], n_count, &b.f->workers[0].linear);
-        for (int t = 0; t < T; t++) OP(linear_raw)(t % 2 ? &cached : &per_use, w, x + t * k_count, k_count, 1, y[2] + t * n_count, n_count, &b.f->workers[0].linear);
+        for (int t = 0; t < T; t++)
+            OP(linear_raw)
+            (t % 2 ? &cached : &per_use, w, x + t * k_count, k_count, 1, y[2] + t * n_count, n_count,
+             &b.f->workers[0].linear);
         ck_assert_msg(bits_equal(y[0], y[1], T * n_count), "matrix %zu: decoding ahead changes bits", i);
         ck_assert_msg(bits_equal(y[0], y[2], T * n_count), "matrix %zu: the batch changes bits", i);
-        for (int64_t first = 0; first < n_count; first += 48) {     /* slices, as the output projection and the head use */
+        for (int64_t first = 0; first < n_count; first += 48) { /* slices, as the output projection and the head use */
             int64_t n = n_count - first < 48 ? n_count - first : 48;
             OP(linear_rows)(&per_use, w, first, n, x, k_count, T, y[1] + first, n_count, &b.f->workers[0].linear);
         }
@@ -458,7 +478,7 @@ START_TEST(decoded_rows_are_codes_times_scales) {
 }
 END_TEST
 
-/* --- records ------------------------------------------------------------------------------------------------------------ */
+/* --- records ------------------------------------------------------------------------------------------------------ */
 
 START_TEST(records_decode_to_what_was_encoded) {
     enum { D = 64 };
@@ -475,11 +495,14 @@ START_TEST(records_decode_to_what_was_encoded) {
     for (int k = 0; k < D; k++) near((double)y[k], (double)x[k], 0x1p-4);
     OP(fp4q32_encode)(x, D, nibbles, scales);
     OP(fp4q32_decode)(nibbles, scales, D, y);
-    for (int k = 0; k < D; k++) ck_assert((double)y[k] == (double)cedar_e2m1_value[nibbles[k / 2] >> (k % 2 * 4) & 15] * ldexp(1, scales[k / 32] - 127));
+    for (int k = 0; k < D; k++)
+        ck_assert((double)y[k] ==
+                  (double)cedar_e2m1_value[nibbles[k / 2] >> (k % 2 * 4) & 15] * ldexp(1, scales[k / 32] - 127));
     OP(fp4q16_encode)(x, D, nibbles, scales);
     OP(fp4q16_decode)(nibbles, scales, D, y);
     for (int k = 0; k < D; k++)
-        ck_assert((double)y[k] == (double)cedar_e2m1_value[nibbles[k / 2] >> (k % 2 * 4) & 15] * (double)cedar_e4m3_value[scales[k / 16]]);
+        ck_assert((double)y[k] == (double)cedar_e2m1_value[nibbles[k / 2] >> (k % 2 * 4) & 15] *
+                                      (double)cedar_e4m3_value[scales[k / 16]]);
 }
 END_TEST
 

@@ -13,7 +13,7 @@
 /* A host that remembers what it was asked. */
 typedef struct fake {
     char runs[64][512];         /* "label|lanes|replay|trace|length_scale" */
-    int run_count, expect_count, expect_failed;
+    int run_count, expect_count, expect_failed, admitted;
     char expect_last[512];
     char out[65536];
     cedar_status run_fails, expect_fails;
@@ -31,9 +31,25 @@ static cedar_status fake_run(void *self, const cedar_run_opts *o, cedar_run_resu
     f->run_count++;
     if (f->run_fails && (f->fail_at == 0 || f->fail_at == f->run_count))
         return cedar_fail(e, f->run_fails, "the engine is out of sorts");
-    *out = (cedar_run_result){ .run_id = f->run_count, .event_hash = 0xDEADBEEF00000001ull, .requests = 10,
-                               .in_tokens = 1u << 20, .ttft_p50_ms = 2.5 * (double)o->lanes, .ttft_p90_ms = 5,
-                               .total_tok_s = 1000, .kl_mean = o->quality ? 0.25 : (double)NAN, .kl_p99 = (double)NAN };
+    *out = (cedar_run_result){ .run_id = f->run_count,
+                               .event_hash = 0xDEADBEEF00000001ull,
+                               .requests = 10,
+                               .in_tokens = 1u << 20,
+                               .ttft_p50_ms = 2.5 * (double)o->lanes,
+                               .ttft_p90_ms = 5,
+                               .total_tok_s = 1000 * (double)o->lanes,
+                               .interactivity_p90 = 600 / (double)o->lanes,
+                               .floor_interactivity = (600 + (double)(o->seed % 3)) / (double)o->lanes,
+                               .kl_mean = o->quality ? 0.25 : (double)NAN,
+                               .kl_p99 = (double)NAN };
+    for (uint32_t turn = 0; o->policy && turn < 3; turn++) {
+        const cedar_policy_request request = { .request_id = turn + 1, .turn = turn, .in_tokens = 100 * turn };
+        const cedar_policy_state state = { .running = 2, .pages_free = 7 };
+        bool yes = false;
+        cedar_status st = o->policy->admit(o->policy->self, &request, &state, &yes, e);
+        if (st) return st;
+        f->admitted += yes;
+    }
     snprintf(out->label, sizeof out->label, "%s", o->label);
     snprintf(out->replay, sizeof out->replay, "%s", cedar_opts_get(o, "replay"));
     snprintf(out->status, sizeof out->status, "finished");
@@ -388,10 +404,10 @@ START_TEST(run_returns_results) {
                 "r.total_tok_s, r.kl_mean, r.kl_p99)\n"
                 "print(r.options.lanes, r.options.trace, r.options.quality, r.options.length_scale, "
                 "r.options.think_cap_s)",
-                "1\tfirst\texact\tfinished\tdeadbeef00000001\t10\t1048576\t5.0\t1000.0\t0.25\tnan\n"
+                "1\tfirst\texact\tfinished\tdeadbeef00000001\t10\t1048576\t5.0\t2000.0\t0.25\tnan\n"
                 "2\ta\ttrue\t1\t300\n");
     ck_assert_str_eq(host.runs[0], "first|2|exact|a|1");
-    play_ok("local n = 0\nfor k in pairs(run{ trace = 'a' }) do n = n + 1 end\nassert(n == 31, n)");
+    play_ok("local n = 0\nfor k in pairs(run{ trace = 'a' }) do n = n + 1 end\nassert(n == 37, n)");
     play_ok("local r = run{ trace = 'a' } r.mine = 1 assert(r.mine == 1)");
     play_bad("local r = run{ trace = 'a' }\nprint(r.tft_p50_ms)",
              "t.lua:2: unknown field \"tft_p50_ms\" of a result; did you mean \"ttft_p50_ms\"?");
@@ -413,7 +429,8 @@ START_TEST(run_converts_values) {
 }
 END_TEST
 
-static const struct { const char *text, *message; } mistakes[] = {
+static const struct { const char *text, *message;
+} mistakes[] = {
     { "run{ trace = 'a',\n  lane = 4 }", "t.lua:1: run: unknown option \"lane\"; did you mean \"lanes\"?" },
     { "local base = {}\n\nrun(base)", "t.lua:3: run: trace is not set; give a trace file or directory" },
     { "run{ trace = 'a', lanes = 0 }", "t.lua:1: run: lanes = 0: allowed are 1 to 4096" },
@@ -468,6 +485,27 @@ static const struct { const char *text, *message; } mistakes[] = {
       "t.lua:1: expect: le compares numbers; value is a string, le is a number" },
     { "compare(1, 2)", "t.lua:1: compare needs two results of run or sweep" },
     { "compare({}, {})", "t.lua:1: compare: argument 1 is not a result: it has no number \"ttft_p50_ms\"" },
+    { "run{ trace = 'a', floor = 150 }",
+      "t.lua:1: run: floor must be a table such as { tok_s_user = 150, percentile = 90 }" },
+    { "run{ trace = 'a', floor = { tok = 150 } }",
+      "t.lua:1: run: floor has a key that is none of tok_s_user, percentile, mode" },
+    { "run{ trace = 'a', floor = { mode = 'admit' } }",
+      "t.lua:1: run: floor_mode = \"admit\" needs a floor; give floor_tok_s_user, for example 150" },
+    { "run{ trace = 'a', routing = print }",
+      "t.lua:1: run: routing chooses among engines, and a run has one; a policy can be given as admission" },
+    { "run{ trace = 'a', admission = 'x' }",
+      "t.lua:1: run: admission must be a function of a request and the run's state, not a string" },
+    { "run{ trace = 'a', admission = print }", "t.lua:1: run: admission must be a function written in the scenario" },
+    { "search({ trace = 'a' }, {})",
+      "t.lua:1: search: the first table needs a floor, for example floor = { tok_s_user = 150 }" },
+    { "search({ trace = 'a', floor = { tok_s_user = 1 } }, { key = 'replay' })",
+      "t.lua:1: search: key = \"replay\" is no option with whole numbers" },
+    { "search({ trace = 'a', floor = { tok_s_user = 1 } }, { low = 3 })",
+      "t.lua:1: search: the second table has a key that is none of key, lo, hi, seeds" },
+    { "search({ trace = 'a', floor = { tok_s_user = 1 } }, { lo = 3, hi = 2 })",
+      "t.lua:1: search: lo = 3 is above hi = 2" },
+    { "frontier(1)", "t.lua:1: frontier needs a list of results, as sweep returns it" },
+    { "frontier({ {} })", "t.lua:1: frontier: a point has no number \"interactivity_p90\"" },
     { "stream()", "t.lua:1: bad argument #1 to 'stream' (string expected, got no value)" },
     { "x = ", "t.lua:1: unexpected symbol near <eof>" },
     { "\n\nerror('mine')", "t.lua:3: mine" },
@@ -560,12 +598,78 @@ END_TEST
 
 START_TEST(print_note_options_compare) {
     play_prints("print()\nprint(1, nil, 'a')\nnote('x', 2)", "\n1\tnil\ta\nnote: x 2\n");
-    play_ok("local o = options()\nassert(#o == 40)\nassert(o[1].key == 'label' and o[2].default == 'tiny')\n"
+    play_ok("local o = options()\nassert(#o >= 60)\nassert(o[1].key == 'label' and o[2].default == 'plain')\n"
             "for _, k in ipairs(o) do assert(#k.help > 10 and k.type) end");
     play_prints("local a, b = run{ trace = 'a', lanes = 1 }, run{ trace = 'a', lanes = 4 }\n"
-                "local c = compare(b, a)\nprint(c.ttft_p50_ms, c.total_tok_s, c.itl_p50_ms)", "4.0\t1.0\tnan\n");
+                "local c = compare(b, a)\nprint(c.ttft_p50_ms, c.total_tok_s, c.itl_p50_ms)", "4.0\t4.0\tnan\n");
     const cedar_script_host h = { .self = &host, .run = fake_run };
     ck_assert_int_eq(cedar_script_run(&script_opts, &h, &err), CEDAR_OK); /* print and expect may be absent */
+}
+END_TEST
+
+/* The fake's speed is (600 + seed mod 3) / lanes: with seeds 42, 43, 44 the mean is 601 / lanes, and the lower bound of
+ * the mean (601 - 2.920 / sqrt(3)) / lanes = 599.31 / lanes. */
+START_TEST(search_finds_the_largest_that_keeps_the_floor) {
+    play_prints(
+        "local s = search({ trace = 'a', floor = { tok_s_user = 150, percentile = 90 } }, { hi = 64 })\n"
+        "print(s.key, s.found, s.value, #s.results, s.results[1].options.floor_tok_s_user)\n"
+        "for _, p in ipairs(s.probes) do print(p.value, p.holds) end\n"
+        "print(string.format('%.2f %.2f', s.probes[1].mean, s.probes[1].bound))",
+        "lanes\ttrue\t3\t3\t150\n1\ttrue\n64\tfalse\n32\tfalse\n16\tfalse\n8\tfalse\n4\tfalse\n2\ttrue\n3\ttrue\n"
+        "601.00 599.31\n"); /* 4 lanes have a mean of 150.25, but a bound of 149.83 */
+    ck_assert_int_eq(host.run_count, 8 * 3);        /* every probe is a run */
+    ck_assert_str_eq(host.runs[4], "search: lanes=64 seed=43|64|exact|a|1");
+    play_prints(
+        "local s = search({ trace = 'a', floor = { tok_s_user = 150 } }, { hi = 64, seeds = 1 })\nprint(s.value)",
+        "4\n");
+    play_prints("local s = search({ trace = 'a', floor = { tok_s_user = 900 } }, { hi = 8, seeds = 1 })\n"
+                "print(s.found, s.value, #s.probes)", "false\t0\t1\n");
+    play_prints("local s = search({ trace = 'a', floor = { tok_s_user = 20 } }, { hi = 8, seeds = 2 })\n"
+                "print(s.found, s.value, #s.probes)", "true\t8\t2\n");
+}
+END_TEST
+
+START_TEST(frontier_keeps_what_nobody_beats) {
+    play_prints("local points = sweep({ trace = 'a' }, { lanes = { 1, 2, 4 } })\n"
+                "points[4] = { interactivity_p90 = 140, total_tok_s = 900 }\n"      /* beaten by 4 lanes: 150, 4000 */
+                "points[5] = { interactivity_p90 = 0/0, total_tok_s = 9e9 }\n"
+                "local f = frontier(points)\n"
+                "print(#f.points, f.dominated, f.left_out, f.points[1].options.lanes)\n"
+                "print(f:at(150), f:at(700))\n"
+                "print(select(2, f:at(225)), select(2, f:at(225, 'ttft_p50_ms')))",
+                "3\t1\t1\t4\n4000.0\tnil\tnil\n3000.0\t7.5\n");
+    play_bad("local f = frontier(sweep({ trace = 'a' }, { lanes = { 1 } }))\nf:at(1, 'speed')",
+             "t.lua:2: front:at: a front does not know the metric \"speed\"");
+}
+END_TEST
+
+static const struct { const char *text, *message; } policy_mistakes[] = {
+    { "run{ trace = 'a', admission = function() end }",
+      "t.lua:1: run: admission policy, request 1: an admission policy must return true or false; it returned nil" },
+    { "run{ trace = 'a', admission = function(r) return r.turn > 0 or r.lane.x end }",
+      "t.lua:1: run: admission policy, request 1: t.lua:1: attempt to index a number value (field 'lane')" },
+    { "run{ trace = 'a', admission = function(r) return r.in_token end }",
+      "t.lua:1: run: admission policy, request 1: t.lua:1: unknown field \"in_token\" of a request; did you "
+      "mean \"in_tokens\"?" },
+    { "run{ trace = 'a', admission = function() while true do end end }",
+      "t.lua:1: run: admission policy, request 1: the policy ran more than 100000 instructions for one request" },
+    { "run{ trace = 'a', admission = function() run{ trace = 'b' } end }",
+      "t.lua:1: run: admission policy, request 1: t.lua:1: run cannot be called by a policy" },
+};
+
+START_TEST(mistakes_of_policies) {
+    play_bad(policy_mistakes[_i].text, policy_mistakes[_i].message);
+    ck_assert_int_eq(host.run_count, 1);
+}
+END_TEST
+
+START_TEST(policies_are_asked_and_recorded) {
+    play_prints("local limit = 150\nlocal function small(request, state)\n  return request.in_tokens < limit and "
+                "state.running < 3\nend\nlocal a = run{ trace = 'a', admission = small }\n"
+                "local b = run{ trace = 'a' }\nprint(a.options.admission:match('^lines 2%-4, sha256 %x+$') ~= nil, "
+                "b.options.admission)", "true\t\n");
+    ck_assert_int_eq(host.admitted, 2);             /* of requests with 0, 100 and 200 tokens */
+    play_ok("run{ trace = 'a', floor = { tok_s_user = 150, percentile = 95, mode = 'admit' } }");
 }
 END_TEST
 
@@ -656,7 +760,8 @@ START_TEST(memory_faults) {
         cedar_mem_fail_at(n);
         cedar_status st = play("local r = sweep({ trace = { 'a', 'b' } }, { lanes = { 1, 2 } })\n"
                                "for k, v in pairs(r[1]) do print(k, v) end\nexpect{ what = 'x', value = 1, le = 2 }\n"
-                               "print(string.format('%s', {}), #options())");
+                               "print(string.format('%s', {}), #options(), frontier(r):at(150))\n"
+                               "run{ trace = 'a', admission = function() return true end }");
         cedar_mem_fail_at(0);
         ck_assert_msg(st == CEDAR_OK || st == CEDAR_E_OOM, "allocation %d: %d %s", (int)n, st, err.msg);
         ck_assert_int_eq(cedar_mem_live(), 0);
@@ -696,6 +801,10 @@ int main(void) {
     tcase_add_test(c, expectations);
     tcase_add_test(c, print_note_options_compare);
     tcase_add_test(c, host_errors_carry_their_code);
+    tcase_add_test(c, search_finds_the_largest_that_keeps_the_floor);
+    tcase_add_test(c, frontier_keeps_what_nobody_beats);
+    tcase_add_test(c, policies_are_asked_and_recorded);
+    tcase_add_loop_test(c, mistakes_of_policies, 0, sizeof policy_mistakes / sizeof *policy_mistakes);
     tcase_add_loop_test(c, fatal_errors_cannot_be_caught, 0, 2);
     tcase_add_test(c, scenario_files_run);
     tcase_add_test(c, memory_faults);

@@ -62,7 +62,7 @@ END_TEST
 START_TEST(table_is_complete) {
     size_t count;
     const cedar_opt_info *table = cedar_opt_table(&count);
-    ck_assert_uint_eq(count, 40);
+    ck_assert_uint_ge(count, 60);
     for (size_t i = 0; i < count; i++) {
         ck_assert(*table[i].key && strlen(table[i].help) > 10 && strlen(table[i].help) < 100);
         ck_assert_str_eq(cedar_opts_get(opts, table[i].key), table[i].value_default);
@@ -219,7 +219,8 @@ START_TEST(json_goes_there_and_back) {
     char *json = NULL, *again = NULL;
     cedar_run_opts *other = NULL;
     ck_assert_int_eq(cedar_opts_json(opts, &json, &err), CEDAR_OK);
-    ck_assert_ptr_nonnull(strstr(json, "{\"label\":\"\",\"model\":\"tiny\",\"weights_seed\":1,\"backend\":\"auto\","));
+    ck_assert_ptr_nonnull(strstr(json, "{\"label\":\"\",\"rules\":\"plain\",\"unsafe_override\":false,\"model\":"
+                                       "\"tiny\",\"weights_seed\":1,\"backend\":\"auto\","));
     ck_assert_ptr_nonnull(strstr(json, "\"trace\":\"dir/a \\\"q\\\" \\\\ b.json\",\"traces_max\":0,\"strict\":false,"));
     ck_assert_ptr_nonnull(strstr(json, "\"length_scale\":\"1/64\",\"time_scale\":0.000001,"));
     ck_assert_msg(cedar_opts_parse(json, "config", &other, &err) == CEDAR_OK, "%s", err.msg);
@@ -237,7 +238,7 @@ START_TEST(bad_json_is_refused) {
     cedar_run_opts *other = NULL;
     ck_assert_int_eq(cedar_opts_parse("{", "config", &other, &err), CEDAR_E_FORMAT);
     ck_assert_int_eq(cedar_opts_parse("{\"label\":\"\"}", "config", &other, &err), CEDAR_E_FORMAT);
-    ck_assert_str_eq(err.msg, "config: \"model\" is missing");
+    ck_assert_str_eq(err.msg, "config: \"rules\" is missing");
     char *json = NULL;
     ck_assert_int_eq(cedar_opts_json(opts, &json, &err), CEDAR_OK);
     char *at = strstr(json, "\"lanes\":4");
@@ -314,6 +315,61 @@ START_TEST(memory_faults) {
 }
 END_TEST
 
+/* Other rules change the defaults of what nobody has given, whatever the order of setting. */
+START_TEST(rules_bring_their_defaults) {
+    set_ok("warmup_requests", "3");
+    set_ok("rules", "agentx");
+    ck_assert_int_eq(opts->duration_ns, 3600000000000);
+    ck_assert_int_eq(opts->start_lo_ppb, 250000000);
+    ck_assert_int_eq(opts->start_hi_ppb, 750000000);
+    ck_assert_int_eq(opts->warmup_requests, 3);
+    ck_assert_int_eq(opts->tree_idle_cap_ns, 300000000000);
+    ck_assert_int_eq(opts->global_idle_cap_ns, 10000000000);
+    ck_assert_int_eq(opts->errors_max_ppb, 100000000);
+    ck_assert_int_eq(opts->floor_ppb, 150000000000);
+    ck_assert(opts->recycle && opts->barriers);
+    ck_assert_int_eq(opts->seed, 42);
+    ck_assert_int_eq(opts->warmup_grace_ns, 1800000000000);
+    set_ok("rules", "agentx-fast");
+    ck_assert_int_eq(opts->duration_ns, 1200000000000);
+    ck_assert_int_eq(opts->warmup_requests, 3);
+    set_ok("duration_s", "1000");
+    cedar_run_opts *copy = NULL;
+    ck_assert_int_eq(cedar_opts_copy(opts, &copy, &err), CEDAR_OK);
+    ck_assert_int_eq(cedar_opts_set(copy, "rules", "plain", &err), CEDAR_OK);    /* a copy knows what was given */
+    ck_assert_str_eq(cedar_opts_get(copy, "duration_s"), "1000");
+    ck_assert_str_eq(cedar_opts_get(copy, "start_hi"), "0");
+    ck_assert(!copy->recycle);
+    cedar_opts_free(copy);
+    set_bad("rules", "agentix", "rules = \"agentix\": must be one of plain|agentx|agentx-fast");
+    ck_assert_int_eq(opts->rules, CEDAR_RULES_AGENTX_FAST);
+}
+END_TEST
+
+START_TEST(locked_keys_need_a_word) {
+    char names[256];
+    set_ok("trace", "x");
+    set_ok("rules", "agentx");
+    ck_assert_int_eq(cedar_opts_check(opts, &err), CEDAR_OK);
+    ck_assert_uint_eq(cedar_opts_locks(opts, names, sizeof names), 0);
+    set_ok("warmup_requests", "5");     /* a recorded parameter, not a lock */
+    set_ok("lanes", "64");
+    ck_assert_int_eq(cedar_opts_check(opts, &err), CEDAR_OK);
+    set_ok("time_scale", "0.5");
+    set_ok("global_idle_cap_s", "60");
+    set_ok("duration_s", "899");
+    ck_assert_int_eq(cedar_opts_check(opts, &err), CEDAR_E_ARG);
+    ck_assert_ptr_nonnull(strstr(err.msg, "lock time_scale, global_idle_cap_s, duration_s (duration_s: at least 900)"));
+    set_ok("unsafe_override", "true");
+    ck_assert_int_eq(cedar_opts_check(opts, &err), CEDAR_OK);
+    ck_assert_uint_eq(cedar_opts_locks(opts, names, sizeof names), 3);
+    char little[12];
+    ck_assert_uint_eq(cedar_opts_locks(opts, little, sizeof little), 3);
+    set_ok("rules", "plain");
+    ck_assert_uint_eq(cedar_opts_locks(opts, names, sizeof names), 0);
+}
+END_TEST
+
 /* docs/SCENARIOS.md has a row for each option, in the order of the table, with its default and its help. */
 START_TEST(the_documentation_is_complete) {
     static char doc[65536];
@@ -354,6 +410,8 @@ int main(void) {
     tcase_add_test(c, bad_json_is_refused);
     tcase_add_test(c, copies_are_independent);
     tcase_add_test(c, checks_over_several_keys);
+    tcase_add_test(c, rules_bring_their_defaults);
+    tcase_add_test(c, locked_keys_need_a_word);
     tcase_add_test(c, the_documentation_is_complete);
     tcase_add_test(c, memory_faults);
     suite_add_tcase(suite, c);

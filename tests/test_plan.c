@@ -1,5 +1,5 @@
-/* Step plans against the numbers that the schedulers and workers of other engines assert in their own tests: hits, chunks,
- * write floors, kept rows, window bounds, halo lengths. Nothing here opens an engine. */
+/* Step plans against the numbers that the schedulers and workers of other engines assert in their own tests: hits,
+ * chunks, write floors, kept rows, window bounds, halo lengths. Nothing here opens an engine. */
 #include <check.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,11 +10,13 @@
 static const cedar_bounds none = { 0, 0, 0 };
 
 static cedar_replay_rules both(uint32_t w) {
-    return (cedar_replay_rules){ .window = w, .decoder = true, .encoder = true, .cut = CEDAR_CUT_AFTER, .encoder_rows = w,
-                                 .decoder_rows = w };
+    return (cedar_replay_rules){
+        .window = w, .decoder = true, .encoder = true, .cut = CEDAR_CUT_AFTER, .encoder_rows = w, .decoder_rows = w
+    };
 }
 
-static cedar_plan_entry rows(const cedar_replay_rules *r, cedar_rows_kind kind, uint32_t pos, uint32_t count, cedar_bounds now) {
+static cedar_plan_entry rows(const cedar_replay_rules *r, cedar_rows_kind kind, uint32_t pos, uint32_t count,
+                             cedar_bounds now) {
     cedar_plan_entry e;
     cedar_plan_rows(r, kind, pos, count, now, 0, false, 1, &e);
     return e;
@@ -26,10 +28,10 @@ static void hit_is(const cedar_replay_rules *r, uint32_t hit, uint32_t adopted, 
                   "hit %u: %u from %u, %u replayed, floor %u", hit, p.hit, p.start, p.replayed, p.write_floor);
 }
 
-/* --- prefix hits --------------------------------------------------------------------------------------------------- */
+/* --- prefix hits -------------------------------------------------------------------------------------------------- */
 
-/* vLLM, window 32: 96 of 100 tokens cached -> start 64, 36 rows; 64 -> start 32, 68 rows; 48 -> 16; a hit as long as the
- * window is not adopted; the producer of a split prefill replays [68, 100). */
+/* vLLM, window 32: 96 of 100 tokens cached -> start 64, 36 rows; 64 -> start 32, 68 rows; 48 -> 16; a hit as long
+ * as the window is not adopted; the producer of a split prefill replays [68, 100). */
 START_TEST(hits_as_vllm_plans_them) {
     cedar_replay_rules r = both(32);
     hit_is(&r, 96, 96, 64, 32);
@@ -95,7 +97,7 @@ START_TEST(hits_hold_their_invariants) {
 }
 END_TEST
 
-/* --- write floors ----------------------------------------------------------------------------------------------------- */
+/* --- write floors ------------------------------------------------------------------------------------------------- */
 
 /* vLLM's worker, window 4: rows 16..21 of a request that starts at 16 after a hit of 20: 16..19 are not written. */
 START_TEST(replayed_rows_lie_below_the_write_floor) {
@@ -117,7 +119,7 @@ START_TEST(replayed_rows_lie_below_the_write_floor) {
 }
 END_TEST
 
-/* --- kept rows -------------------------------------------------------------------------------------------------------- */
+/* --- kept rows ---------------------------------------------------------------------------------------------------- */
 
 static cedar_step_plan total(cedar_plan_entry *e, uint32_t count) {
     cedar_step_plan p = { .entry_count = count, .entries = e };
@@ -125,8 +127,8 @@ static cedar_step_plan total(cedar_plan_entry *e, uint32_t count) {
     return p;
 }
 
-/* vLLM's worker, window 128: queries 1, 300, 100 of sequences 500, 300, 300 long; the first decodes, the third starts at
- * 50 after a hit. */
+/* vLLM's worker, window 128: queries 1, 300, 100 of sequences 500, 300, 300 long; the first decodes, the third
+ * starts at 50 after a hit. */
 START_TEST(kept_rows_of_a_mixed_batch) {
     cedar_replay_rules r = both(128);
     const cedar_bounds at50 = { 50, 50, 50 };
@@ -155,7 +157,9 @@ END_TEST
 /* The same with prompt log-probabilities on the second of 1, 300, 300: only the third is trimmed. */
 START_TEST(prompt_logprobs_are_never_trimmed) {
     cedar_replay_rules r = both(128);
-    cedar_plan_entry e[3] = { rows(&r, CEDAR_ROWS_DECODE, 499, 1, none), { 0 }, rows(&r, CEDAR_ROWS_PREFILL, 0, 300, none) };
+    cedar_plan_entry e[3] = { rows(&r, CEDAR_ROWS_DECODE, 499, 1, none),
+                              { 0 },
+                              rows(&r, CEDAR_ROWS_PREFILL, 0, 300, none) };
     cedar_plan_rows(&r, CEDAR_ROWS_PREFILL, 0, 300, none, 0, true, 300, &e[1]);
     cedar_step_plan p = total(e, 3);
     ck_assert_uint_eq(p.kept, 1 + 300 + 128);
@@ -183,8 +187,9 @@ END_TEST
 
 /* SGLang's fold: (prefix, new) = (0, 40), (512, 30), (64, 20). */
 START_TEST(replay_and_suffix_in_one_forward) {
-    static const uint32_t hit[] = { 0, 512, 64 }, suffix[] = { 40, 30, 20 }, fed[] = { 40, 158, 84 }, from[] = { 0, 384, 0 },
-                          skip[] = { 0, 128, 64 }, tail[] = { 40, 128, 84 }, floors[] = { 0, 414, 0 };
+    static const uint32_t hit[] = { 0, 512, 64 }, suffix[] = { 40, 30, 20 }, fed[] = { 40, 158, 84 },
+                          from[] = { 0, 384, 0 }, skip[] = { 0, 128, 64 }, tail[] = { 40, 128, 84 },
+                          floors[] = { 0, 414, 0 };
     cedar_replay_rules r = both(128);
     r.adopt_short_hits = true;
     for (int i = 0; i < 3; i++) {
@@ -251,7 +256,8 @@ START_TEST(bounds_never_decrease) {
             uint32_t n = 1 + (uint32_t)cedar_rng_below(15, i * 100 + step, 100);
             cedar_plan_entry e = rows(&r, (cedar_rows_kind)cedar_rng_below(16, i * 100 + step, 3), pos, n, b);
             ck_assert(e.bounds.lo_encoder == b.lo_encoder);
-            ck_assert(e.bounds.lo_cut >= b.lo_cut && e.bounds.lo_late >= b.lo_late && e.bounds.lo_late >= e.bounds.lo_cut);
+            ck_assert(e.bounds.lo_cut >= b.lo_cut && e.bounds.lo_late >= b.lo_late &&
+                      e.bounds.lo_late >= e.bounds.lo_cut);
             ck_assert(e.kept >= 1 && e.kept <= n);
             uint32_t first = pos + n - e.kept;
             ck_assert(e.bounds.lo_late == b.lo_late || e.bounds.lo_late == first);
@@ -278,7 +284,7 @@ START_TEST(kept_rows_of_untrimmed_steps_are_all_rows) {
 }
 END_TEST
 
-/* --- chunks ------------------------------------------------------------------------------------------------------------ */
+/* --- chunks ------------------------------------------------------------------------------------------------------- */
 
 static void schedule_is(uint32_t left, uint32_t budget, uint32_t min_last, const uint32_t *want, size_t count) {
     for (size_t i = 0; i < count; i++) {
@@ -290,7 +296,8 @@ static void schedule_is(uint32_t left, uint32_t budget, uint32_t min_last, const
 }
 
 START_TEST(chunk_schedules) {
-    static const uint32_t vllm[] = { 16, 16, 4 }, whole[] = { 36 }, w[] = { 72, 128 }, exact[] = { 128, 128 }, mid[] = { 1000, 100 };
+    static const uint32_t vllm[] = { 16, 16, 4 }, whole[] = { 36 }, w[] = { 72, 128 }, exact[] = { 128, 128 },
+                          mid[] = { 1000, 100 };
     schedule_is(36, 16, 0, vllm, 3);            /* window 32, hit 96 of 100: 36 rows, cap 16 */
     schedule_is(36, 36, 0, whole, 1);
     schedule_is(36, 4096, 128, whole, 1);       /* all in one chunk: nothing remains */
@@ -321,7 +328,7 @@ START_TEST(final_chunks_are_long_enough) {
 }
 END_TEST
 
-/* --- halos ------------------------------------------------------------------------------------------------------------- */
+/* --- halos -------------------------------------------------------------------------------------------------------- */
 
 START_TEST(halo_lengths) {
     cedar_config c;

@@ -35,12 +35,14 @@ static float float_of(uint32_t u) {
     return x;
 }
 
-/* --- codes --------------------------------------------------------------------------------------------------------- */
+/* --- codes -------------------------------------------------------------------------------------------------------- */
 
 START_TEST(e4m3_table_is_the_format) {
     for (int c = 0; c < 256; c++) {
         if ((c & 0x7F) == 0x7F) ck_assert(isnan(cedar_e4m3_value[c]));
-        else ck_assert_msg(same((double)cedar_e4m3_value[c], e4m3(c)), "code %02x is %g, not %g", (unsigned)c, (double)cedar_e4m3_value[c], e4m3(c));
+        else
+            ck_assert_msg(same((double)cedar_e4m3_value[c], e4m3(c)), "code %02x is %g, not %g", (unsigned)c,
+                          (double)cedar_e4m3_value[c], e4m3(c));
     }
     ck_assert(cedar_e4m3_value[0x7E] == 448);
     ck_assert(cedar_e4m3_value[0x01] == 0x1p-9f);
@@ -118,7 +120,7 @@ START_TEST(ue8m0_bytes_are_powers_of_two) {
 }
 END_TEST
 
-/* --- bf16 ---------------------------------------------------------------------------------------------------------- */
+/* --- bf16 --------------------------------------------------------------------------------------------------------- */
 
 START_TEST(bf16_rounds_to_nearest_even) {
     static const struct { uint32_t in, out; } v[] = {
@@ -144,7 +146,7 @@ START_TEST(bf16_values_are_the_upper_halves) {
 }
 END_TEST
 
-/* --- quantisers ---------------------------------------------------------------------------------------------------- */
+/* --- quantisers --------------------------------------------------------------------------------------------------- */
 
 /* First element amax, then smaller ones of both signs. */
 static void fill(double *x, int n, double amax) {
@@ -152,8 +154,10 @@ static void fill(double *x, int n, double amax) {
 }
 
 START_TEST(fp8q32_scales_of_the_description) {
-    static const struct { double a, scale; } v[] = { { 1, 0x1p-8 }, { 6, 0x1p-6 }, { 10, 0x1p-5 }, { 448, 1 }, { 449, 2 }, { 0, 0x1p-22 },
-                                                     { 1e-4, 0x1p-22 }, { 0x1p-20, 0x1p-22 } };
+    static const struct {
+        double a, scale;
+    } v[] = { { 1, 0x1p-8 }, { 6, 0x1p-6 },  { 10, 0x1p-5 },    { 448, 1 },
+              { 449, 2 },    { 0, 0x1p-22 }, { 1e-4, 0x1p-22 }, { 0x1p-20, 0x1p-22 } };
     for (size_t i = 0; i < sizeof v / sizeof *v; i++) {
         double x[32];
         float f[32];
@@ -170,8 +174,10 @@ START_TEST(fp8q32_scales_of_the_description) {
 END_TEST
 
 START_TEST(fp4q16_scales_of_the_description) {
-    static const struct { double a, scale; } v[] = { { .01, 0x1p-9 }, { 1, .171875 }, { 3.3, .5625 }, { 6, 1 }, { 10, 1.625 }, { 22.6, 3.75 },
-                                                     { 0, 0x1p-9 }, { 6 * 448, 448 }, { 1e6, 448 } };
+    static const struct {
+        double a, scale;
+    } v[] = { { .01, 0x1p-9 }, { 1, .171875 }, { 3.3, .5625 },   { 6, 1 },    { 10, 1.625 },
+              { 22.6, 3.75 },  { 0, 0x1p-9 },  { 6 * 448, 448 }, { 1e6, 448 } };
     for (size_t i = 0; i < sizeof v / sizeof *v; i++) {
         double x[16];
         uint8_t nibbles[8], scale;
@@ -204,7 +210,8 @@ START_TEST(fp4q32_scales_of_the_description) {
         fill(x, 32, v[i].a);
         cedar_fp4q32(x, 32, nibbles, &scale);
         ck_assert_msg(cedar_ue8m0_value(scale) == v[i].scale, "A = %g: scale %g", v[i].a, cedar_ue8m0_value(scale));
-        for (int k = 0; k < 32; k++) ck_assert_int_eq(nibbles[k / 2] >> (k % 2 * 4) & 15, cedar_e2m1_encode(x[k] / v[i].scale));
+        for (int k = 0; k < 32; k++)
+            ck_assert_int_eq(nibbles[k / 2] >> (k % 2 * 4) & 15, cedar_e2m1_encode(x[k] / v[i].scale));
     }
 }
 END_TEST
@@ -243,7 +250,7 @@ START_TEST(quantising_twice_changes_nothing) {
         cedar_fp4q32(y, 32, b, sb);
         for (int k = 0; k < 32; k++) ck_assert(e2m1(b[k / 2] >> (k % 2 * 4) & 15) * cedar_ue8m0_value(sb[0]) == y[k]);
         cedar_fp4q16(x, 32, a, sa);
-        if (e4m3(sa[0]) < 0x1p-6 || e4m3(sa[1]) < 0x1p-6) continue;     /* FP4Q16 is not idempotent with subnormal scales */
+        if (e4m3(sa[0]) < 0x1p-6 || e4m3(sa[1]) < 0x1p-6) continue; /* FP4Q16 is not idempotent with subnormal scales */
         for (int k = 0; k < 32; k++) y[k] = e2m1(a[k / 2] >> (k % 2 * 4) & 15) * e4m3(sa[k / 16]);
         cedar_fp4q16(y, 32, b, sb);
         for (int k = 0; k < 32; k++) ck_assert(e2m1(b[k / 2] >> (k % 2 * 4) & 15) * e4m3(sb[k / 16]) == y[k]);
@@ -273,8 +280,8 @@ START_TEST(blocks_depend_on_themselves_alone) {
 }
 END_TEST
 
-/* x / S is never formed: the coder compares with midpoints times S, which must give the nearest code for scales that are
- * not powers of two as well. */
+/* x / S is never formed: the coder compares with midpoints times S, which must give the nearest code for scales
+ * that are not powers of two as well. */
 START_TEST(fp4q16_codes_are_the_nearest) {
     for (unsigned seed = 1; seed <= 300; seed++) {
         double x[16];

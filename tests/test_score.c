@@ -195,7 +195,8 @@ START_TEST(points_left_out) {
 END_TEST
 
 /* Cubic by hand: knots 1, 2, 4 with values 8, 4, 2. Secants -4 and -1, p = (-4*2 - 1*1)/3 = -3, so the middle slope is
- * -2 * min(4, 1, 1.5) = -2; ends (3*-4 + 2)/2 = -5 and (3*-1 + 2)/2 = -0.5. At 1.5: 0.5*8 + 0.125*-5 + 0.5*4 - 0.125*-2. */
+ * -2 * min(4, 1, 1.5) = -2; ends (3*-4 + 2)/2 = -5 and (3*-1 + 2)/2 = -0.5. At 1.5: 0.5*8 + 0.125*-5 + 0.5*4 -
+ * 0.125*-2. */
 START_TEST(more_metrics_on_the_same_knots) {
     const double extra[][3] = { { 8, 5, -1 }, { 4, 5, NAN }, { 2, 5, -3 } };
     const cedar_front_point p[] = { { 4, 1, extra[2] }, { 1, 3, extra[0] }, { 2, 2, extra[1] } };
@@ -238,7 +239,8 @@ static bool counts(const cedar_front_point *p) { return isfinite(p->x) && isfini
 /* Few distinct values, so that ties are common; some points that cannot count. */
 static cedar_front_point random_point(uint64_t key, uint64_t i) {
     static const double odd[] = { NAN, INFINITY, -INFINITY, 0, -3 };
-    cedar_front_point p = { 1 + (double)cedar_rng_below(key, 3 * i, 40), (double)cedar_rng_below(key, 3 * i + 1, 40), NULL };
+    cedar_front_point p = { 1 + (double)cedar_rng_below(key, 3 * i, 40), (double)cedar_rng_below(key, 3 * i + 1, 40),
+                            NULL };
     uint64_t kind = cedar_rng_below(key, 3 * i + 2, 40);
     if (kind < 5) p.x = odd[kind];
     else if (kind < 8) p.y = odd[kind - 5];
@@ -329,12 +331,15 @@ static cedar_corpus *load(const char *path) {
 
 /* `next` of each stream was computed from the file by another program. */
 START_TEST(start_of_recorded_sessions) {
-    static const struct { const char *path; uint32_t lane; double t_star; uint32_t next[5], primers, ahead, over; } rows[] = {
-        { "traces/kv-cache-tester/trace_0291.json", 0, 955.5371761028174, { 15, 0, 0 }, 1, 2, 0 },
-        { "traces/kv-cache-tester/trace_0291.json", 1, 800.8155184539801, { 8, 0, 0 }, 1, 2, 0 },
-        { "traces/kv-cache-tester/trace_0277.json", 0, 751.4908341808164, { 7, 4, 12, 17, 3 }, 2, 0, 3 },
-        { "traces/kv-cache-tester/trace_0277.json", 1, 313.0977684208047, { 6, 4, 12, 16, 0 }, 2, 1, 2 }
-    };
+    static const struct {
+        const char *path;
+        uint32_t lane;
+        double t_star;
+        uint32_t next[5], primers, ahead, over;
+    } rows[] = { { "traces/kv-cache-tester/trace_0291.json", 0, 955.5371761028174, { 15, 0, 0 }, 1, 2, 0 },
+                 { "traces/kv-cache-tester/trace_0291.json", 1, 800.8155184539801, { 8, 0, 0 }, 1, 2, 0 },
+                 { "traces/kv-cache-tester/trace_0277.json", 0, 751.4908341808164, { 7, 4, 12, 17, 3 }, 2, 0, 3 },
+                 { "traces/kv-cache-tester/trace_0277.json", 1, 313.0977684208047, { 6, 4, 12, 16, 0 }, 2, 1, 2 } };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         cedar_corpus *c = load(rows[i].path);
         uint32_t next[8];
@@ -473,9 +478,15 @@ START_TEST(validity_reasons) {
 END_TEST
 
 START_TEST(validity_of_everything_wrong) {
-    cedar_validity_in in = { .completed = 1, .errors = UINT64_MAX, .overflow = UINT64_MAX, .overflow_skipped = UINT64_MAX,
-                             .phase_ns = INT64_MAX, .last_sample_ns = INT64_MAX / 2, .locks_overridden = true,
-                             .cancelled = true, .scenario_unknown = true };
+    cedar_validity_in in = { .completed = 1,
+                             .errors = UINT64_MAX,
+                             .overflow = UINT64_MAX,
+                             .overflow_skipped = UINT64_MAX,
+                             .phase_ns = INT64_MAX,
+                             .last_sample_ns = INT64_MAX / 2,
+                             .locks_overridden = true,
+                             .cancelled = true,
+                             .scenario_unknown = true };
     cedar_validity v;
     cedar_validity_make(&in, &v);
     ck_assert_uint_eq(v.reasons, 127 - CEDAR_INVALID_EMPTY);
@@ -486,7 +497,8 @@ START_TEST(validity_of_everything_wrong) {
     ck_assert_str_eq(cedar_invalid_name(CEDAR_INVALID_LOCKS), "unsafe_override");
     for (unsigned a = 0; a < CEDAR_INVALID_COUNT; a++)
         for (unsigned b = 0; b < a; b++)
-            ck_assert_str_ne(cedar_invalid_name((cedar_invalid)(1u << a)), cedar_invalid_name((cedar_invalid)(1u << b)));
+            ck_assert_str_ne(cedar_invalid_name((cedar_invalid)(1u << a)),
+                             cedar_invalid_name((cedar_invalid)(1u << b)));
 }
 END_TEST
 

@@ -60,7 +60,7 @@ END_TEST
 /* --- scheduler ---------------------------------------------------------------------------------------------------- */
 
 START_TEST(sched_chunks_16_16_4) { /* spec vector: hit 96 of 100, window 32 -> start 64, chunk cap 16 */
-    cedar_sched_limits limits = { 256, 8, 16 };
+    cedar_sched_limits limits = { .step_rows = 256, .step_seqs = 8, .chunk_rows = 16 };
     cedar_replay_rules rules = { .window = 32, .encoder = true, .encoder_rows = 32 };
     cedar_hit_plan hit = cedar_plan_hit(&rules, 96);
     cedar_sched_item item = { hit.start, 100, 0 };
@@ -81,7 +81,7 @@ START_TEST(sched_chunks_16_16_4) { /* spec vector: hit 96 of 100, window 32 -> s
 END_TEST
 
 START_TEST(sched_decodes_first_then_prompts_in_order) {
-    cedar_sched_limits limits = { 20, 8, 12 };
+    cedar_sched_limits limits = { .step_rows = 20, .step_seqs = 8, .chunk_rows = 12 };
     const cedar_sched_item items[] = { { 0, 50, 0 }, { 30, 30, 0 }, { 5, 10, 8 }, { 44, 40, 0 }, { 0, 9, 0 } };
     cedar_sched_slice s[5];
     ck_assert_uint_eq(cedar_sched_plan(&limits, items, 5, s), 5);
@@ -96,7 +96,7 @@ START_TEST(sched_decodes_first_then_prompts_in_order) {
     limits.step_rows = 1;
     ck_assert_uint_eq(cedar_sched_plan(&limits, items, 5, s), 1);
     ck_assert(s[0].decode);
-    limits = (cedar_sched_limits){ 20, 3, 0 };
+    limits = (cedar_sched_limits){ .step_rows = 20, .step_seqs = 3 };
     ck_assert_uint_eq(cedar_sched_plan(&limits, items, 5, s), 3);
     ck_assert_uint_eq(s[2].rows, 18);
     ck_assert_uint_eq(cedar_sched_plan(&limits, items, 0, s), 0);
@@ -251,8 +251,8 @@ static void play_lanes(const cedar_corpus *c, const cedar_lane_rules *rules, int
     OK(cedar_lanes_new(c, rules, &l, &failure));
     OK(cedar_lanes_start(l, &q, &failure));
     memset(out, 0, sizeof *out);
-    while (cedar_events_first(&q) || cedar_events_first(&ends)) {
-        const cedar_event *a = cedar_events_first(&q), *b = cedar_events_first(&ends);
+    while (cedar_lanes_next(l, &q) || cedar_events_first(&ends)) {
+        const cedar_event *a = cedar_lanes_next(l, &q), *b = cedar_events_first(&ends);
         if (b && (!a || b->time_ns <= a->time_ns)) {
             cedar_event e = cedar_events_pop(&ends);
             bool drained;
@@ -263,10 +263,12 @@ static void play_lanes(const cedar_corpus *c, const cedar_lane_rules *rules, int
             continue;
         }
         cedar_event e = cedar_events_pop(&q);
-        bool started;
+        bool started = false, send = false;
         cedar_turn_ref ref;
+        cedar_phase phase;
         if (e.class_ == CEDAR_EVENT_LANE) OK(cedar_lanes_take(l, &e, &q, &started, &failure));
-        else if (cedar_lanes_turn(l, &e, &ref)) {
+        else OK(cedar_lanes_turn(l, &e, &q, &send, &ref, &phase, &failure));
+        if (send) {
             out->n += (size_t)snprintf(out->text + out->n, sizeof out->text - out->n, "%g:%u.%u.%u ",
                                        (double)e.time_ns / 1e9, e.lane, ref.stream, ref.turn);
             OK(cedar_events_push(

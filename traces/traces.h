@@ -139,9 +139,9 @@ typedef struct cedar_trace_stats {
     uint64_t blocks_total, blocks_hit_seen, blocks_hit_prefix;
     double hit_rate;
     double delay_p50_s, delay_p90_s, delay_sum_s;
-    uint32_t delay_over_300, overlap_pairs;
-    double first_t, last_t, tstar_lo, tstar_hi;
-    uint32_t len_floor, no_api;
+    uint32_t delay_over_300, overlap_pairs;             /* delays above 300 s; turns that overlap the one before */
+    double first_t, last_t, tstar_lo, tstar_hi;         /* seconds from the trace's start, as the table prints them */
+    uint32_t len_floor, no_api;                         /* requests with floor(in / block) ids; without a duration */
     char *spawn_join;           /* owned; cedar_trace_stats_free */
 } cedar_trace_stats;
 

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "base/mem.h"
 #include "traces/traces_int.h"
@@ -574,6 +575,9 @@ static cedar_status part_open(part *p, const char *path, const char *tail, cedar
     if (!p->path || !p->temp) return cedar_fail(err, CEDAR_E_OOM, "%s: no memory for its name", path);
     snprintf(p->path, room, "%.*s%s", (int)n, path, tail ? tail : "");
     snprintf(p->temp, room, "%s.part", p->path);
+    struct stat info;       /* taking the name of a device or a pipe would remove it */
+    if (!stat(p->path, &info) && !S_ISREG(info.st_mode))
+        return cedar_fail(err, CEDAR_E_IO, "%s: is not a plain file and cannot be replaced; choose another name", p->path);
     p->f = fopen(p->temp, "wb");
     return p->f ? CEDAR_OK : cedar_fail(err, CEDAR_E_IO, "%s: %s", p->temp, strerror(errno));
 }

@@ -94,11 +94,11 @@ static void window_rows(OP(forward) *f, OP(worker) *w, const uint32_t *rows, int
 static void compressor_rows(OP(forward) *f, OP(worker) *w, const uint32_t *rows, int count) {
     const cedar_config *c = f->c;
     int64_t d = c->head_dim;
-    bool pooled = c->ratio[f->layer] > 1;
+    bool gated = c->ratio[f->layer] > 1;
     OP(linear_raw)(&f->weights, &f->block->comp_wkv, w->x, c->hidden, count, w->kv, d, &w->linear);
     for (int i = 0; i < count; i++)
-        for (int64_t k = 0; k < d; k++) comp_of(f, rows[i])[k] = pooled ? w->kv[i * d + k] : rb(w->kv[i * d + k]);
-    if (!pooled) return;
+        for (int64_t k = 0; k < d; k++) comp_of(f, rows[i])[k] = gated ? w->kv[i * d + k] : rb(w->kv[i * d + k]);
+    if (!gated) return;
     OP(linear_raw)(&f->weights, &f->block->comp_wgate, w->x, c->hidden, count, w->kv, d, &w->linear);
     for (int i = 0; i < count; i++) memcpy(comp_of(f, rows[i]) + d, w->kv + i * d, (size_t)d * sizeof(real));
 }

@@ -103,21 +103,6 @@ uint64_t OP(workspace_bytes)(const cedar_config *c, const cedar_engine_opts *o, 
     return a.used;
 }
 
-/* Frequencies per pair; YaRN for layers that read global KV (spec/model.md 2.3). */
-static void frequencies(const cedar_config *c, double *plain, double *yarn) {
-    int dim = c->rope_dim;
-    double t = c->compress_theta, span = 2 * log(t);
-    double d_fast = dim * log(c->yarn_original / (2 * M_PI * c->yarn_beta_fast)) / span;
-    double d_slow = dim * log(c->yarn_original / (2 * M_PI * c->yarn_beta_slow)) / span;
-    double low = fmax(floor(d_fast), 0), high = fmin(ceil(d_slow), dim - 1);
-    for (int i = 0; i < dim / 2; i++) {
-        plain[i] = pow(c->rope_theta, -2.0 * i / dim);
-        double f = pow(t, -2.0 * i / dim), g = (i - low) / fmax(high - low, 0.001);
-        g = g < 0 ? 0 : g > 1 ? 1 : g;
-        yarn[i] = f * (1 - g) + f / c->yarn_factor * g;
-    }
-}
-
 /* --- decoded weights -------------------------------------------------------------------------------------------------- */
 
 typedef struct decode_walk {
@@ -197,7 +182,7 @@ cedar_status OP(forward_open)(cedar_forward_env *env, void **self, cedar_err *er
     if (!st) {
         arena a = { f->arena, 0 };
         carve(&a, f, f->c, env->opts, f->l->ring_row_bytes, f->worker_count);
-        frequencies(f->c, f->freq[0], f->freq[1]);
+        cedar_rope_frequencies(f->c, f->freq[0], f->freq[1]);
         st = decode_weights(f, err);
     }
     if (st) {

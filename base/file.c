@@ -1,0 +1,47 @@
+/* Whole files into memory. */
+#include "base/file.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/mem.h"
+
+/* Fills *buf, which grows as needed: sizes that the system tells are not trusted, since pipes have none and files grow.
+ * *buf is the caller's to free, also after a failure. */
+static cedar_status read_all(FILE *f, const char *path, size_t bytes_max, char **buf, size_t *bytes, cedar_err *err) {
+    size_t n = 0, room = 0, got = 1;
+    while (got) {
+        if (room - n < 4096) {
+            size_t wanted = room ? 2 * room : (size_t)1 << 16;
+            char *grown = cedar_realloc(*buf, wanted, 1);
+            if (!grown) return cedar_fail(err, CEDAR_E_OOM, "%s: no memory for %zu bytes", path, wanted);
+            *buf = grown;
+            room = wanted;
+        }
+        got = fread(*buf + n, 1, room - n - 1, f);
+        n += got;
+        if (n > bytes_max)
+            return cedar_fail(err, CEDAR_E_FORMAT, "%s: larger than the %zu bytes allowed here", path, bytes_max);
+    }
+    if (ferror(f)) return cedar_fail(err, CEDAR_E_IO, "%s: %s", path, strerror(errno));
+    (*buf)[n] = 0;
+    *bytes = n;
+    return CEDAR_OK;
+}
+
+cedar_status cedar_file_read(const char *path, size_t bytes_max, char **text, size_t *bytes, cedar_err *err) {
+    FILE *f = fopen(path, "rb");
+    if (!f) return cedar_fail(err, CEDAR_E_IO, "%s: %s", path, strerror(errno));
+    char *buf = NULL;
+    size_t n = 0;
+    cedar_status st = read_all(f, path, bytes_max, &buf, &n, err);
+    fclose(f);
+    if (st) {
+        cedar_free(buf);
+        return st;
+    }
+    *text = buf;
+    *bytes = n;
+    return CEDAR_OK;
+}

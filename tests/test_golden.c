@@ -1,0 +1,381 @@
+/* The engine against golden vectors of the independent oracle, in every arithmetic; and that the comparison fails,
+ * naming the right quantity, when a byte of the vectors or of a weight is wrong. */
+#include <check.h>
+#include <dirent.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/mem.h"
+#include "engine/engine.h"
+#include "engine/model_int.h"
+
+#define FOLDER "tests/golden"
+#define SOURCE FOLDER "/tiny-s1"
+
+static const cedar_arith ariths[] = { CEDAR_WIDE, CEDAR_F32, CEDAR_BF16 };
+static const char *const arith_name[] = { "wide", "f32", "bf16" };
+
+/* --- running a directory ------------------------------------------------------------------------------------------ */
+
+typedef struct outcome {
+    cedar_status status;
+    cedar_err err;
+    uint32_t checked, failed;
+    char bad[200000];           /* lines of failed quantities */
+} outcome;
+
+static void keep_line(void *self, bool ok, const char *text) {
+    outcome *o = self;
+    size_t used = strlen(o->bad);
+    if (!ok) snprintf(o->bad + used, sizeof o->bad - used, "%s\n", text);
+}
+
+/* Runs and frees everything; the caller frees the outcome. */
+static outcome *run(const char *dir, cedar_arith arith, uint32_t threads) {
+    outcome *o = calloc(1, sizeof *o);
+    cedar_golden_opts opts = { .backend = "cpu", .arith = arith, .threads = threads, .line = keep_line, .self = o };
+    int64_t live = cedar_mem_live();
+    o->status = cedar_golden_check(dir, &opts, &o->checked, &o->failed, &o->err);
+    ck_assert_msg(cedar_mem_live() == live, "%s: memory is lost", dir);
+    return o;
+}
+
+static void passes(const char *dir, int arith, uint32_t threads) {
+    outcome *o = run(dir, ariths[arith], threads);
+    ck_assert_msg(!o->status, "%s: %s", dir, o->err.msg);
+    ck_assert_msg(!o->failed, "%s in %s: %u of %u failed\n%.3000s", dir, arith_name[arith], o->failed, o->checked,
+                  o->bad);
+    ck_assert_msg(o->checked > 100, "%s in %s: only %u quantities", dir, arith_name[arith], o->checked);
+    free(o);
+}
+
+/* Directories made with bf16 rounding (-ref) suit that arithmetic alone. */
+START_TEST(every_directory_passes) {
+    DIR *d = opendir(FOLDER);
+    ck_assert_ptr_nonnull(d);
+    int seen = 0;
+    for (struct dirent *e; (e = readdir(d));) {
+        if (e->d_name[0] == '.') continue;
+        char dir[512];
+        snprintf(dir, sizeof dir, FOLDER "/%s", e->d_name);
+        size_t n = strlen(dir);
+        bool ref = n > 4 && !strcmp(dir + n - 4, "-ref");
+        if (!ref || ariths[_i] == CEDAR_BF16) passes(dir, _i, 2);
+        seen++;
+    }
+    closedir(d);
+    ck_assert_int_ge(seen, 3);
+}
+END_TEST
+
+/* --- planted faults ----------------------------------------------------------------------------------------------- */
+
+static const char *const parts[] = { "config.json", "manifest.json", "golden.safetensors", "model.safetensors",
+                                     "token_map.bin" };
+
+static char *read_file(const char *dir, const char *name, size_t *bytes) {
+    char path[512];
+    snprintf(path, sizeof path, "%s/%s", dir, name);
+    FILE *f = fopen(path, "rb");
+    ck_assert_ptr_nonnull(f);
+    fseek(f, 0, SEEK_END);
+    *bytes = (size_t)ftell(f);
+    rewind(f);
+    char *text = calloc(1, *bytes + 1);
+    ck_assert_uint_eq(fread(text, 1, *bytes, f), *bytes);
+    fclose(f);
+    return text;
+}
+
+/* A directory in which everything but `name` is a link to the sound one. */
+static void copy_with(char dir[32], const char *name, const char *text, size_t bytes) {
+    strcpy(dir, "/tmp/cedar-golden-XXXXXX");
+    ck_assert_ptr_nonnull(mkdtemp(dir));
+    char from[4096], to[512], here[3072];
+    ck_assert_ptr_nonnull(getcwd(here, sizeof here));
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
+        snprintf(to, sizeof to, "%s/%s", dir, parts[i]);
+        snprintf(from, sizeof from, "%s/" SOURCE "/%s", here, parts[i]);
+        if (strcmp(parts[i], name)) {
+            ck_assert_int_eq(symlink(from, to), 0);
+        } else if (text) {
+            FILE *f = fopen(to, "wb");
+            ck_assert_ptr_nonnull(f);
+            ck_assert_uint_eq(fwrite(text, 1, bytes, f), bytes);
+            fclose(f);
+        }
+    }
+}
+
+static void remove_copy(const char *dir) {
+    char path[512];
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
+        snprintf(path, sizeof path, "%s/%s", dir, parts[i]);
+        unlink(path);
+    }
+    rmdir(dir);
+}
+
+/* Byte `at` of a tensor in the file's text. */
+static char *tensor_byte(char *text, size_t bytes, const char *name, uint64_t at) {
+    cedar_safetensors *st = NULL;
+    cedar_err err = { 0 };
+    ck_assert_msg(!cedar_st_parse((const uint8_t *)text, bytes, "copy", &st, &err), "%s", err.msg);
+    const cedar_st_tensor *t = cedar_st_find(st, name);
+    ck_assert_msg(t && at < t->bytes, "%s", name);
+    char *p = text + ((const char *)t->data - text) + at;
+    cedar_st_close(st);
+    return p;
+}
+
+/* One flipped bit, the quantities that must complain (others may not), and how many at least. */
+typedef struct fault {
+    const char *file, *tensor;
+    uint64_t byte;
+    uint8_t flip;
+    const char *named;      /* part of a complaining line */
+    bool alone;             /* no other quantity complains (all of them are planted in one run) */
+    int arith;
+} fault;
+
+static const fault faults[] = {
+    { "golden.safetensors", "exact.logits", 4 * 3 + 3, 0x80, "A.n1 ", false, 0 }, /* sign of a logit of row 0 */
+    { "golden.safetensors", "C.n200.after20.logits", 4 * 7 + 3, 0x80, "C.n200.after20 ", false, 0 },
+    { "golden.safetensors", "D.h64.s16.logits", 4 * 7 + 3, 0x80, "D.h64.s16 ", true, 0 },
+    { "golden.safetensors", "E.turns.h64.h92.logits", 3, 0x80, "E.turns.h64.h92 ", true, 0 },
+    { "golden.safetensors", "A.wo_a_fp8.n33.logits", 3, 0x80, "A.wo_a_fp8.n33 ", true, 0 },
+    { "golden.safetensors", "trace.L1.kv_bytes", 100, 0x01, "trace.L1.kv_bytes ", true, 0 },
+    { "golden.safetensors", "trace.L4.index_bytes", 33, 0x10, "trace.L4.index_bytes ", true, 0 },
+    { "golden.safetensors", "D.h64.s16.L3.kv_bytes", 5, 0x02, "D.h64.s16.L3.kv_bytes ", true, 0 },
+    { "golden.safetensors", "D.h65.s16.L4.index_bytes", 5, 0x02, "D.h65.s16.L4.index_bytes ", true, 0 },
+    { "golden.safetensors", "trace.L0.window_bytes", 40, 0x04, "trace.L0.window_bytes ", true, 0 },
+    { "golden.safetensors", "trace.M1.ring_bytes", 300, 0x04, "trace.M1.ring_bytes ", true, 0 },
+    { "golden.safetensors", "trace.L3.topk", 4 * 8 * 60, 0x01, "trace.L3.topk ", true, 0 },
+    { "golden.safetensors", "trace.L4.pool", 65 * 64 + 3, 0x01, "trace.L4.pool ", true, 0 },
+    { "golden.safetensors", "trace.L5.router_ids", 8, 0x01, "trace.L5.router_ids ", true, 0 },
+    { "golden.safetensors", "trace.L1.engram_rows", 8 * 9, 0x01, "trace.L1.engram_rows ", true, 0 },
+    { "golden.safetensors", "trace.L6.scores", 4 * 65 * 64 + 3, 0x40, "trace.L6.scores ", true, 0 },
+    { "golden.safetensors", "trace.L2.h", 3, 0x80, "trace.L2.h ", true, 0 },
+    { "golden.safetensors", "trace.L1.open65", 3, 0x80, "trace.L1.open65 ", true, 0 },
+    { "golden.safetensors", "F.p40.ids", 4, 0x01, "F.p40.ids ", true, 0 },
+    { "golden.safetensors", "F.p5.logits", 4 * 512 + 3, 0x80, "F.p5.logits ", true, 0 },
+    { "golden.safetensors", "F.replay200.confidence", 3, 0x80, "F.replay200.confidence ", true, 0 },
+    /* a weight: the layer's own quantities complain */
+    { "model.safetensors", "layers.2.attn.wkv.weight", 77, 0x40, "trace.L2.window_bytes ", false, 0 },
+    { "model.safetensors", "layers.4.attn.compressor.wkv.weight", 201, 0x40, "trace.L4.kv_bytes ", false, 0 },
+    { "model.safetensors", "layers.3.ffn.gate.bias", 3, 0x41, "trace.L3.router_ids ", false, 0 },
+    { "model.safetensors", "layers.6.attn.indexer.wq_b.scale", 0, 0x02, "trace.L6.scores ", false, 0 },
+    { "model.safetensors", "mtp.1.markov_head.head.weight", 32 * 2 * 100 + 1, 0x40, "F.p40.logits ", false, 0 },
+    /* one block deep, in the other arithmetics */
+    { "model.safetensors", "layers.5.attn.wq_a.scale", 0, 0x04, "trace.L5.h ", false, 1 },
+    { "model.safetensors", "layers.5.attn.wo_b.scale", 0, 0x04, "trace.L5.h ", false, 2 },
+    { "model.safetensors", "layers.4.attn.indexer.wk.weight", 1, 0x40, "trace.L4.scores ", false, 2 },
+};
+
+enum { FAULTS = sizeof faults / sizeof *faults };
+
+/* All faults that concern one quantity each, in one run: those complain, and nobody else. */
+START_TEST(each_quantity_complains_alone) {
+    size_t bytes;
+    char *text = read_file(SOURCE, "golden.safetensors", &bytes), dir[32];
+    uint32_t planted = 0;
+    for (int i = 0; i < FAULTS; i++) {
+        if (!faults[i].alone) continue;
+        *tensor_byte(text, bytes, faults[i].tensor, faults[i].byte) ^= (char)faults[i].flip;
+        planted++;
+    }
+    copy_with(dir, "golden.safetensors", text, bytes);
+    outcome *o = run(dir, CEDAR_WIDE, 2);
+    remove_copy(dir);
+    ck_assert_msg(!o->status, "%s", o->err.msg);
+    for (int i = 0; i < FAULTS; i++)
+        if (faults[i].alone)
+            ck_assert_msg(strstr(o->bad, faults[i].named) != NULL, "%s: a flipped bit goes unnoticed",
+                          faults[i].tensor);
+    ck_assert_msg(o->failed == planted, "%u faults, %u complaints\n%.3000s", planted, o->failed, o->bad);
+    free(text);
+    free(o);
+}
+END_TEST
+
+START_TEST(a_flipped_bit_is_found) {
+    const fault *f = &faults[_i];
+    if (f->alone) return;
+    size_t bytes;
+    char *text = read_file(SOURCE, f->file, &bytes), dir[32];
+    *tensor_byte(text, bytes, f->tensor, f->byte) ^= (char)f->flip;
+    copy_with(dir, f->file, text, bytes);
+    outcome *o = run(dir, ariths[f->arith], 2);
+    remove_copy(dir);
+    ck_assert_msg(!o->status, "%s", o->err.msg);
+    ck_assert_msg(o->failed > 0, "%s: a flipped bit goes unnoticed", f->tensor);
+    ck_assert_msg(strstr(o->bad, f->named) != NULL, "%s: \"%s\" does not complain, but\n%.3000s", f->tensor, f->named,
+                  o->bad);
+    free(text);
+    free(o);
+}
+END_TEST
+
+/* A wrong weight in layer 2 leaves what lies before it alone. */
+START_TEST(layers_before_a_wrong_weight_do_not_complain) {
+    size_t bytes;
+    char *text = read_file(SOURCE, "model.safetensors", &bytes), dir[32];
+    *tensor_byte(text, bytes, "layers.2.attn.wkv.weight", 77) ^= 0x40;
+    copy_with(dir, "model.safetensors", text, bytes);
+    outcome *o = run(dir, CEDAR_WIDE, 2);
+    remove_copy(dir);
+    ck_assert_ptr_nonnull(strstr(o->bad, "trace.L2.h "));
+    ck_assert_ptr_null(strstr(o->bad, "trace.L1."));
+    ck_assert_ptr_null(strstr(o->bad, "trace.L0."));
+    free(text);
+    free(o);
+}
+END_TEST
+
+/* The bit-for-bit vectors of the bf16 engine notice one weight's last bit. */
+START_TEST(bf16_vectors_notice_a_weight) {
+    size_t bytes;
+    char *text = read_file(SOURCE, "model.safetensors", &bytes), dir[32], to[512], from[4096], here[3072];
+    *tensor_byte(text, bytes, "layers.3.attn_norm.weight", 0) ^= 0x08;
+    copy_with(dir, "model.safetensors", text, bytes);
+    ck_assert_ptr_nonnull(getcwd(here, sizeof here));
+    static const char *const swap[] = { "golden.safetensors", "manifest.json" };
+    for (int i = 0; i < 2; i++) {
+        snprintf(to, sizeof to, "%s/%s", dir, swap[i]);
+        snprintf(from, sizeof from, "%s/" SOURCE "-ref/%s", here, swap[i]);
+        ck_assert_int_eq(unlink(to), 0);
+        ck_assert_int_eq(symlink(from, to), 0);
+    }
+    outcome *o = run(dir, CEDAR_BF16, 2);
+    remove_copy(dir);
+    ck_assert_msg(!o->status, "%s", o->err.msg);
+    ck_assert_msg(strstr(o->bad, "trace.L3.") != NULL, "%.3000s", o->bad);
+    ck_assert_ptr_null(strstr(o->bad, "trace.L2."));
+    ck_assert_ptr_null(strstr(o->bad, "trace.L4."));        /* each block is started from the golden streams */
+    free(text);
+    free(o);
+}
+END_TEST
+
+/* --- broken directories ------------------------------------------------------------------------------------------- */
+
+static void fails_with(const char *name, const char *text, size_t bytes, cedar_status status, const char *part) {
+    char dir[32];
+    copy_with(dir, name, text, bytes);
+    outcome *o = run(dir, CEDAR_WIDE, 1);
+    remove_copy(dir);
+    ck_assert_msg(o->status == status, "%s: status %d (%s)", part, (int)o->status, o->err.msg);
+    ck_assert_msg(strstr(o->err.msg, part) != NULL, "\"%s\" does not say \"%s\"", o->err.msg, part);
+    free(o);
+}
+
+static void manifest_fails(const char *text, const char *part) {
+    fails_with("manifest.json", text, strlen(text), CEDAR_E_FORMAT, part);
+}
+
+#define CASE(fields) "{\"cases\": [{" fields "}]}"
+#define LOGITS(rows) "\"logits\": {\"tensor\": \"exact.logits\", \"rows\": " rows "}"
+
+START_TEST(broken_manifests_are_named) {
+    fails_with("manifest.json", NULL, 0, CEDAR_E_IO, "manifest.json");
+    manifest_fails("{\"cases\": [", "manifest.json");
+    manifest_fails("{}", "manifest.json has no list \"cases\"");
+    manifest_fails("{\"cases\": 3}", "no list \"cases\"");
+    manifest_fails(CASE("\"n\": 3"), "\"id\"");
+    manifest_fails(CASE("\"id\": \"A.x\", \"n\": 3, " LOGITS("[0, 3]")), "\"positions\"");
+    manifest_fails(CASE("\"id\": \"A.x\", \"n\": 3, \"positions\": [0], " LOGITS("[0, 3]")), "two numbers");
+    manifest_fails(CASE("\"id\": \"A.x\", \"n\": 3, \"positions\": [3, 0], " LOGITS("[0, 3]")), "two numbers");
+    manifest_fails(CASE("\"id\": \"A.x\", \"n\": 3, \"positions\": [0, 3]"), "\"logits\"");
+    manifest_fails(CASE("\"id\": \"A.x\", \"n\": 3, \"positions\": [0, 3], " LOGITS("[0, 2]")),
+                   "does not match golden tensor");
+    manifest_fails(CASE("\"id\": \"A.x\", \"n\": 100000, \"positions\": [0, 3], " LOGITS("[0, 3]")), "goes beyond the");
+    manifest_fails(CASE("\"id\": \"A.x\", \"n\": 3, \"positions\": [0, 3], \"logits\": {\"tensor\": \"nothing\", "
+                        "\"rows\": [0, 3]}"),
+                   "no tensor \"nothing\"");
+    manifest_fails(
+        CASE(
+            "\"id\": \"A.x\", \"n\": 3, \"positions\": [0, 3], \"logits\": {\"tensor\": \"tokens\", \"rows\": [0, 3]}"),
+        "golden tensor \"tokens\" is I32, expected F32");
+    manifest_fails(CASE("\"id\": \"F.x\", \"n\": 3, \"token\": 1, \"positions\": [0, 3], " LOGITS("[0, 3]")),
+                   "no tensor \"F.x.ids\"");
+}
+END_TEST
+
+START_TEST(broken_vectors_are_named) {
+    size_t bytes, k_bytes;
+    char *text = read_file(SOURCE, "golden.safetensors", &bytes);
+    fails_with("golden.safetensors", NULL, 0, CEDAR_E_IO, "golden.safetensors");
+    static const size_t keep[] = { 0, 7, 8, 100, 5000, 100000, 2000000 };
+    for (size_t i = 0; i < sizeof keep / sizeof *keep; i++)
+        fails_with("golden.safetensors", text, keep[i], CEDAR_E_FORMAT, "golden.safetensors");
+    fails_with("golden.safetensors", text, bytes - 1, CEDAR_E_FORMAT, "golden.safetensors");
+    /* a tensor under another name, and one of another width: the header is text of fixed length */
+    char *copy = malloc(bytes), *at;
+    memcpy(copy, text, bytes);
+    at = memmem(copy, 100000, "\"trace.L1.kv_bytes\"", 19);
+    ck_assert_ptr_nonnull(at);
+    at[8] = '?';
+    fails_with("golden.safetensors", copy, bytes, CEDAR_E_FORMAT, "no tensor \"trace.L1.kv_bytes\"");
+    memcpy(copy, text, bytes);
+    at = memmem(copy, 100000, "\"trace.L2.window_bytes\"", 23);
+    at = memmem(at, 200, "[65,66]", 7);
+    ck_assert_ptr_nonnull(at);
+    memcpy(at, "[66,65]", 7);
+    fails_with("golden.safetensors", copy, bytes, CEDAR_E_FORMAT,
+               "\"trace.L2.window_bytes\" has rows of another width");
+    memcpy(copy, text, bytes);
+    at = memmem(copy, 100000, "\"trace.L1.kv_bytes\"", 19);
+    at = memmem(at, 200, "[32,36]", 7);
+    ck_assert_ptr_nonnull(at);
+    memcpy(at, "[36,32]", 7);
+    fails_with("golden.safetensors", copy, bytes, CEDAR_E_FORMAT,
+               "\"trace.L1.kv_bytes\" is not made of records of 36 bytes");
+    free(copy);
+    free(text);
+    text = read_file(SOURCE, "model.safetensors", &k_bytes);
+    fails_with("model.safetensors", text, k_bytes / 2, CEDAR_E_FORMAT, "model.safetensors");
+    fails_with("config.json", "{}", 2, CEDAR_E_FORMAT, "config.json");
+    free(text);
+}
+END_TEST
+
+START_TEST(missing_folders_are_named) {
+    outcome *o = run("/tmp/no-such-folder-of-cedar", CEDAR_WIDE, 1);
+    ck_assert_int_eq(o->status, CEDAR_E_IO);
+    ck_assert_ptr_nonnull(strstr(o->err.msg, "no-such-folder-of-cedar"));
+    free(o);
+}
+END_TEST
+
+static Suite *suite(void) {
+    Suite *s = suite_create("golden");
+    TCase *t = tcase_create("vectors");
+    tcase_set_timeout(t, 120);
+    tcase_add_loop_test(t, every_directory_passes, 0, 3);
+    suite_add_tcase(s, t);
+    t = tcase_create("planted faults");
+    tcase_set_timeout(t, 60);
+    tcase_add_test(t, each_quantity_complains_alone);
+    tcase_add_loop_test(t, a_flipped_bit_is_found, 0, FAULTS);
+    tcase_add_test(t, layers_before_a_wrong_weight_do_not_complain);
+    tcase_add_test(t, bf16_vectors_notice_a_weight);
+    suite_add_tcase(s, t);
+    t = tcase_create("broken directories");
+    tcase_set_timeout(t, 60);
+    tcase_add_test(t, broken_manifests_are_named);
+    tcase_add_test(t, broken_vectors_are_named);
+    tcase_add_test(t, missing_folders_are_named);
+    suite_add_tcase(s, t);
+    return s;
+}
+
+int main(void) {
+    SRunner *r = srunner_create(suite());
+    srunner_run_all(r, CK_NORMAL);
+    int failed = srunner_ntests_failed(r);
+    srunner_free(r);
+    return failed != 0;
+}
