@@ -50,23 +50,6 @@ const cedar_backend *cedar_backend_find(const char *name) {
     return strcmp(name, "cpu") == 0 || strcmp(name, "auto") == 0 ? &cedar_backend_cpu : NULL;
 }
 
-cedar_status cedar_engine_opts_check(const cedar_config *c, const cedar_engine_opts *o, cedar_err *err) {
-    if (!o->page_tokens || o->page_tokens % (uint32_t)c->ratio_lcm)
-        return cedar_fail(err, CEDAR_E_ARG,
-                          "page_tokens is %u; it must be a positive multiple of %d, so that no compressed entry "
-                          "lies on two pages",
-                          o->page_tokens, c->ratio_lcm);
-    if (o->page_tokens > 1u << 20 || o->context_tokens > 1u << 30 || o->step_rows > 1u << 24 || o->verify_rows > 4096)
-        return cedar_fail(err, CEDAR_E_ARG,
-                          "page_tokens is %u, context_tokens %u, step_rows %u, verify_rows %u; the most that "
-                          "any engine takes are 2^20, 2^30, 2^24 and 4096",
-                          o->page_tokens, o->context_tokens, o->step_rows, o->verify_rows);
-    if (o->page_count > INT32_MAX || o->seq_count > INT32_MAX)
-        return cedar_fail(err, CEDAR_E_ARG, "page_count is %u and seq_count %u; the most that any engine takes is 2^31 - 1",
-                          o->page_count, o->seq_count);
-    return CEDAR_OK;
-}
-
 static cedar_status check_opts(const cedar_config *c, const cedar_engine_opts *o, cedar_err *err) {
     if (!o->page_count || !o->seq_count || !o->context_tokens || !o->step_rows || !o->step_seqs)
         return cedar_fail(err, CEDAR_E_ARG, "page_count, seq_count, context_tokens, step_rows and step_seqs must be at least 1");

@@ -27,6 +27,7 @@ typedef struct golden {
     const cedar_config *c;
     cedar_engine *e, *e_wo_a;           /* the second with wo_a_fp8, opened when a case asks for it */
     cedar_safetensors *st;
+    bool *used;                         /* [tensors of st] somebody asked for it */
     cedar_json *manifest;
     int32_t *tokens;
     uint32_t token_count;
@@ -119,8 +120,24 @@ static void check_discrete(golden *g, const char *what, uint64_t differ, uint64_
 
 /* --- golden tensors ----------------------------------------------------------------------------------------------------- */
 
-static cedar_status tensor(golden *g, const char *name, const char *dtype, const cedar_st_tensor **out) {
+static const cedar_st_tensor *find(const golden *g, const char *name) {
     const cedar_st_tensor *t = cedar_st_find(g->st, name);
+    if (t) g->used[t - cedar_st_at(g->st, 0)] = true;
+    return t;
+}
+
+/* A tensor that nothing was compared with is a misspelt name, or belongs to a case that is not in the manifest. The
+ * exact logits are there in more roundings than one run compares. */
+static cedar_status check_used(const golden *g) {
+    for (uint64_t i = 0; i < cedar_st_count(g->st); i++)
+        if (!g->used[i] && strncmp(cedar_st_at(g->st, i)->name, "exact.", 6))
+            return cedar_fail(g->err, CEDAR_E_FORMAT, "golden.safetensors: no case of manifest.json uses its tensor \"%s\"",
+                              cedar_st_at(g->st, i)->name);
+    return CEDAR_OK;
+}
+
+static cedar_status tensor(golden *g, const char *name, const char *dtype, const cedar_st_tensor **out) {
+    const cedar_st_tensor *t = find(g, name);
     if (!t) return cedar_fail(g->err, CEDAR_E_FORMAT, "golden.safetensors has no tensor \"%s\"", name);
     if (strcmp(t->dtype, dtype))
         return cedar_fail(g->err, CEDAR_E_FORMAT, "golden tensor \"%s\" is %s, expected %s", name, t->dtype, dtype);
@@ -267,14 +284,19 @@ static cedar_status check_global_rows(golden *g, const cedar_st_tensor *t, int32
 
 static cedar_status check_new_rows(golden *g, const golden_case *k, int32_t seq) {
     cedar_status st = CEDAR_OK;
+    int32_t found = 0;
     for (int32_t i = 0; i < g->c->kv_source_count && !st; i++)
         for (int part = 0; part < 2 && !st; part++) {
             char name[128];
             int32_t layer = g->c->kv_sources[i];
             snprintf(name, sizeof name, "%s.L%d.%s_bytes", k->id, layer, part ? "index" : "kv");
-            const cedar_st_tensor *t = cedar_st_find(g->st, name);
+            const cedar_st_tensor *t = find(g, name);
+            found += t != NULL;
             if (t) st = check_global_rows(g, t, seq, layer, part, (uint32_t)k->hit / (uint32_t)g->c->ratio[layer]);
         }
+    if (!st && found && found != 2 * g->c->kv_source_count)
+        st = cedar_fail(g->err, CEDAR_E_FORMAT, "golden.safetensors has %d of the %d tensors %s.L*.*_bytes", found,
+                        2 * g->c->kv_source_count, k->id);
     return st;
 }
 
@@ -461,7 +483,7 @@ static const uint64_t tap_bytes[CEDAR_TAP_KIND_COUNT] = { 4, 4, 4, 4, 4, 1, 4, 4
 static const cedar_st_tensor *trace_tensor(const golden *g, cedar_tap_kind kind, int32_t layer) {
     char name[96];
     snprintf(name, sizeof name, "trace.%c%d.%s", kind == CEDAR_TAP_RING ? 'M' : 'L', layer, tap_names[kind]);
-    return cedar_st_find(g->st, name);
+    return find(g, name);
 }
 
 static void add_row(trace_sum *s, double err2, double want2) {
@@ -641,7 +663,7 @@ static cedar_status check_open(golden *g, int32_t seq, uint32_t n) {
     for (int32_t i = 0; i < g->c->kv_source_count && !st; i++) {
         char name[96];
         snprintf(name, sizeof name, "trace.L%d.open%u", g->c->kv_sources[i], n);
-        const cedar_st_tensor *t = cedar_st_find(g->st, name);
+        const cedar_st_tensor *t = find(g, name);
         if (!t) continue;
         uint32_t members = (uint32_t)t->shape[0];
         if (members >= CEDAR_RATIO_MAX || t->bytes != 4ull * members * 2 * (uint32_t)d)
@@ -661,7 +683,7 @@ static cedar_status check_open(golden *g, int32_t seq, uint32_t n) {
 
 static cedar_status run_trace(golden *g) {
     const cedar_st_tensor *rows = NULL, *pre = NULL;
-    if (!cedar_st_find(g->st, "trace.rows")) return CEDAR_OK;
+    if (!find(g, "trace.rows")) return CEDAR_OK;
     cedar_status st = tensor(g, "trace.rows", "I32", &rows);
     if (!st) st = tensor(g, "trace.L0.pre", "F32", &pre);
     if (st) return st;
@@ -670,7 +692,7 @@ static cedar_status run_trace(golden *g) {
     t->g = g;
     bool by_block = g->opts->arith != CEDAR_WIDE;
     for (uint32_t p = 0; p < 4096; p++) t->stream_row[p] = -1;
-    for (uint32_t r = 0; r < rows->shape[0]; r++) {
+    for (uint32_t r = 0; r < rows->bytes / 4; r++) {
         int32_t p;
         memcpy(&p, rows->data + 4 * r, 4);
         if (p >= 0 && p < 4096) t->stream_row[p] = r;
@@ -714,6 +736,8 @@ static cedar_status open_dir(golden *g, const char *dir) {
     g->c = cedar_model_config(g->model);
     snprintf(path, sizeof path, "%s/golden.safetensors", dir);
     if ((st = cedar_st_open(path, &g->st, g->err))) return st;
+    g->used = cedar_calloc(cedar_st_count(g->st) + 1, sizeof *g->used);
+    if (!g->used) return cedar_fail(g->err, CEDAR_E_OOM, "no memory for the list of golden tensors");
     snprintf(path, sizeof path, "%s/manifest.json", dir);
     if ((st = cedar_json_load(path, 64u << 20, &g->manifest, g->err))) return st;
     const char *precision = json_string_value(json_object_get(g->manifest, "precision"));
@@ -735,6 +759,7 @@ cedar_status cedar_golden_check(const char *dir, const cedar_golden_opts *opts, 
     cedar_status st = open_dir(&g, dir);
     if (!st) st = run_cases(&g);
     if (!st) st = run_trace(&g);
+    if (!st && opts->arith == CEDAR_WIDE) st = check_used(&g);      /* the others compare less */
     if (!st && opts->arith == CEDAR_F32) {
         char text[TEXT];
         snprintf(text, sizeof text, "%llu of %llu rows within 1e-5", (unsigned long long)g.rows_close, (unsigned long long)g.rows_seen);
@@ -745,6 +770,7 @@ cedar_status cedar_golden_check(const char *dir, const cedar_golden_opts *opts, 
     cedar_engine_close(g.e);
     cedar_engine_close(g.e_wo_a);
     cedar_st_close(g.st);
+    cedar_free(g.used);
     cedar_json_free(g.manifest);
     cedar_model_close(g.model);
     cedar_free(g.tokens);

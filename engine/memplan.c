@@ -1,4 +1,5 @@
-/* The memory plan: what weights, caches and working memory cost, from the shape alone.
+/* The memory plan: which options an engine can have, and what weights, caches and working memory then cost, from the shape
+ * alone.
  *
  * Weights are summed over the same tensor walk that opening uses; caches come from the layout the engine allocates by.
  * Allocation: none. */
@@ -73,6 +74,23 @@ static void add_shape(const cedar_config *c, cedar_memory_plan *p) {
 static bool add_product(uint64_t a, uint64_t b, uint64_t *sum) {
     uint64_t product;
     return !__builtin_mul_overflow(a, b, &product) && !__builtin_add_overflow(*sum, product, sum);
+}
+
+cedar_status cedar_engine_opts_check(const cedar_config *c, const cedar_engine_opts *o, cedar_err *err) {
+    if (!o->page_tokens || o->page_tokens % (uint32_t)c->ratio_lcm)
+        return cedar_fail(err, CEDAR_E_ARG,
+                          "page_tokens is %u; it must be a positive multiple of %d, so that no compressed entry "
+                          "lies on two pages",
+                          o->page_tokens, c->ratio_lcm);
+    if (o->page_tokens > 1u << 20 || o->context_tokens > 1u << 30 || o->step_rows > 1u << 24 || o->verify_rows > 4096)
+        return cedar_fail(err, CEDAR_E_ARG,
+                          "page_tokens is %u, context_tokens %u, step_rows %u, verify_rows %u; the most that "
+                          "any engine takes are 2^20, 2^30, 2^24 and 4096",
+                          o->page_tokens, o->context_tokens, o->step_rows, o->verify_rows);
+    if (o->page_count > INT32_MAX || o->seq_count > INT32_MAX)
+        return cedar_fail(err, CEDAR_E_ARG, "page_count is %u and seq_count %u; the most that any engine takes is 2^31 - 1",
+                          o->page_count, o->seq_count);
+    return CEDAR_OK;
 }
 
 static cedar_status add_options(const cedar_config *c, const cedar_engine_opts *o, cedar_memory_plan *p,

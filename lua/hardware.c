@@ -157,3 +157,13 @@ cedar_status cedar_hardware_load(const char *path, cedar_hardware *out, cedar_er
     if (!st) *out = hw;
     return st;
 }
+
+cedar_status cedar_hardware_find(const char *data_dir, const char *name, cedar_hardware *out, cedar_err *err) {
+    char path[4096];
+    size_t n = strlen(name);
+    if (strchr(name, '/') || (n > 4 && strcmp(name + n - 4, ".lua") == 0)) return cedar_hardware_load(name, out, err);
+    if (snprintf(path, sizeof path, "%s/scenarios/hardware/%s.lua", data_dir ? data_dir : ".", name) >= (int)sizeof path)
+        return cedar_fail(err, CEDAR_E_ARG, "hardware \"%.64s\" has too long a path", name);
+    cedar_status st = cedar_hardware_load(path, out, err);
+    return st == CEDAR_E_IO ? cedar_fail(err, st, "hardware \"%.64s\" is not known: there is no %.200s", name, path) : st;
+}

@@ -9,4 +9,7 @@
  * without any library and with an instruction limit. */
 cedar_status cedar_hardware_load(const char *path, cedar_hardware *out, cedar_err *err) CEDAR_USE_RESULT;
 
+/* By name: DATA_DIR/scenarios/hardware/NAME.lua; anything with a slash or ending in .lua is a path. */
+cedar_status cedar_hardware_find(const char *data_dir, const char *name, cedar_hardware *out, cedar_err *err) CEDAR_USE_RESULT;
+
 #endif

@@ -61,7 +61,7 @@ static uint32_t pages_of(uint32_t tokens, uint32_t page) { return (tokens + page
 static void set_sequences(cedar_engine_opts *o, uint32_t seqs) {
     uint64_t pages = (uint64_t)seqs * pages_of(o->context_tokens, o->page_tokens);
     o->seq_count = o->step_seqs = seqs;
-    o->page_count = pages > INT32_MAX ? INT32_MAX : (uint32_t)pages;
+    o->page_count = pages > UINT32_MAX ? UINT32_MAX : (uint32_t)pages;   /* refused, not made smaller */
 }
 
 static void print_shape(const cedar_config *c, const cedar_memory_plan *p) {

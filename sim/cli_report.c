@@ -121,6 +121,7 @@ int cedar_cli_report(int argc, char **argv) {
     if (!import && (import_opts.strict || import_opts.replace || import_opts.lanes))
         return cedar_cli_usage("report", "--strict, --replace and --lanes go with --import");
     const char *db = argv[optind];
+    if (!*db || (html && !*html)) return cedar_cli_usage("report", "the name of a file is empty");
     cedar_err err = { 0 };
     cedar_status st = import ? import_records(import, db, &import_opts, &err) : CEDAR_OK;
     if (st) return cedar_cli_fail(&err);

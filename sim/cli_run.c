@@ -1,4 +1,5 @@
 /* cedar run and cedar replay: a scenario against the simulator, into a database or against one. */
+#include <errno.h>
 #include <getopt.h>
 #include <inttypes.h>
 #include <jansson.h>
@@ -12,6 +13,7 @@
 #include "base/hash.h"
 #include "base/mem.h"
 #include "base/version.h"
+#include "lua/hardware.h"
 #include "lua/script.h"
 #include "reports/reports.h"
 #include "sim/cli_int.h"
@@ -28,11 +30,11 @@ typedef struct execution {
     const char *const *overrides;
     size_t override_count;
     bool replace, quiet, bar;   /* bar: progress goes to a terminal */
-    cedar_store *store;         /* made for the first row, so that a scenario that does not even start leaves no file */
-    const cedar_observer *observer;
+    cedar_store *store;         /* made for the first row: a scenario that does not even start leaves no file, and leaves
+                                 * alone the one it was to replace */
+    cedar_observer observer;    /* first_run until there is a store, then the store's */
     cedar_run_cache *cache;
     int64_t runs, last_bar_ns;
-    bool recorded;              /* the database holds a run or an expectation */
 } execution;
 
 /* --- the manifest ------------------------------------------------------------------------------------------------- */
@@ -82,7 +84,7 @@ static uint64_t scenario_seed(const char *const *words, size_t count) {
     return seed;
 }
 
-static cedar_status write_manifest(const execution *x, cedar_err *err) {
+static cedar_status write_manifest(const execution *x, const char *machine, const char *overrides, cedar_err *err) {
     char hash[CEDAR_SHA256_HEX], when[32];
     cedar_sha256 s;
     cedar_sha256_init(&s);
@@ -91,10 +93,6 @@ static cedar_status write_manifest(const execution *x, cedar_err *err) {
     time_t now = time(NULL);
     struct tm utc;
     strftime(when, sizeof when, "%Y-%m-%dT%H:%M:%SZ", gmtime_r(&now, &utc));
-    char *machine = machine_json(), *overrides = overrides_json(x->overrides, x->override_count);
-    cedar_status st = CEDAR_OK;
-    if (!machine || !overrides)
-        st = cedar_fail(err, CEDAR_E_ARG, "a key=value word is not valid UTF-8, or memory ran out");
     cedar_manifest_row row = { .cedar_version = cedar_version(),
                                .commit = cedar_build_commit(),
                                .commit_dirty = cedar_build_dirty(),
@@ -107,18 +105,42 @@ static cedar_status write_manifest(const execution *x, cedar_err *err) {
                                .machine = machine,
                                .started_at = when,
                                .seed = scenario_seed(x->overrides, x->override_count) };
-    if (!st) st = x->observer->manifest(x->observer->self, &row, err);
+    return x->observer.manifest(x->observer.self, &row, err);
+}
+
+/* Makes the database. Whatever can be refused is refused before, since it may replace an older one. */
+static cedar_status need_store(execution *x, cedar_err *err) {
+    if (x->store) return CEDAR_OK;
+    char *machine = machine_json(), *overrides = overrides_json(x->overrides, x->override_count);
+    cedar_status st = CEDAR_OK;
+    if (!machine || !overrides)
+        st = cedar_fail(err, CEDAR_E_ARG, "a key=value word is not valid UTF-8, or memory ran out");
+    if (!st) st = cedar_store_create(x->db, x->replace, &x->store, err);
+    if (!st) {
+        x->observer = *cedar_store_observer(x->store);
+        st = write_manifest(x, machine, overrides, err);
+    }
     free(machine);
     free(overrides);
     return st;
 }
 
-static cedar_status need_store(execution *x, cedar_err *err) {
-    if (x->store) return CEDAR_OK;
-    cedar_status st = cedar_store_create(x->db, x->replace, &x->store, err);
-    if (st) return st;
-    x->observer = cedar_store_observer(x->store);
-    return write_manifest(x, err);
+static cedar_status first_run(void *self, const cedar_run_row *row, cedar_err *err) {
+    execution *x = self;
+    cedar_status st = need_store(x, err);
+    return st ? st : x->observer.run_begin(x->observer.self, row, err);
+}
+
+/* A folder that takes no files is said before a model is loaded for nothing. */
+static cedar_status check_place(const char *db, cedar_err *err) {
+    const char *slash = strrchr(db, '/');
+    char *folder = cedar_strdup(slash ? db : ".");
+    if (!folder) return cedar_fail(err, CEDAR_E_OOM, "%s: no memory for its name", db);
+    if (slash) folder[slash > db ? slash - db : 1] = 0;
+    bool bad = access(folder, W_OK | X_OK) != 0;
+    int why = errno;
+    cedar_free(folder);
+    return bad ? cedar_fail(err, CEDAR_E_IO, "%s: cannot be created: %s", db, strerror(why)) : CEDAR_OK;
 }
 
 /* --- progress ----------------------------------------------------------------------------------------------------- */
@@ -146,14 +168,13 @@ static void show_progress(void *self, const cedar_progress *p) {
 
 static cedar_status host_run(void *self, const cedar_run_opts *opts, cedar_run_result *out, cedar_err *err) {
     execution *x = self;
-    cedar_status st = need_store(x, err);
+    cedar_status st = x->store ? CEDAR_OK : check_place(x->db, err);
     if (st) return st;
-    cedar_run_host host = { .observer = x->observer, .data_dir = x->data_dir, .progress = show_progress, .self = x,
-                            .stop = cedar_cli_stop(), .cache = x->cache };
+    cedar_run_host host = { .observer = &x->observer, .data_dir = x->data_dir, .progress = show_progress, .self = x,
+                            .stop = cedar_cli_stop(), .hardware = cedar_hardware_find, .cache = x->cache };
     x->last_bar_ns = 0;
     *out = (cedar_run_result){ 0 };
     st = cedar_run(opts, ++x->runs, &host, out, err);
-    x->recorded |= out->run_id != 0;
     clear_bar(x);
     return st;
 }
@@ -164,8 +185,7 @@ static cedar_status host_expect(void *self, const char *what, bool ok, const cha
     if (st) return st;
     if (!ok) fprintf(stderr, "cedar: expectation failed: %s%s%s\n", what, *detail ? ": " : "", detail);
     cedar_expect_row row = { .what = what, .detail = detail, .ok = ok };
-    x->recorded = true;
-    return x->observer->expect(x->observer->self, &row, err);
+    return x->observer.expect(x->observer.self, &row, err);
 }
 
 static void host_print(void *self, const char *text) {
@@ -205,10 +225,6 @@ static int end_run(execution *x, cedar_status st, cedar_err *err) {
     }
     st = cedar_store_close(x->store, finished, &why);
     if (st) return cedar_cli_fail(&why);
-    if (!x->recorded) {         /* refused before the first run began: nothing to keep */
-        unlink(x->db);
-        return code;
-    }
     if (!x->quiet && x->runs) {
         st = cedar_report_text(x->db, stdout, cedar_cli_width(stdout), cedar_cli_color(stdout), &why);
         if (st) return cedar_cli_fail(&why);
@@ -226,6 +242,7 @@ static int execute(execution *x) {
                         x->db);
     if (!st) st = cedar_run_cache_new(&x->cache, &err);
     if (st) return cedar_cli_fail(&err);
+    x->observer = (cedar_observer){ .self = x, .run_begin = first_run };
     cedar_script_host host = { .self = x, .run = host_run, .expect = host_expect, .print = host_print };
     cedar_script_opts o = { .name = x->path, .text = x->text, .bytes = x->bytes, .overrides = x->overrides,
                             .override_count = x->override_count, .seed = scenario_seed(x->overrides, x->override_count),
@@ -243,6 +260,7 @@ int cedar_cli_run(int argc, char **argv) {
                                              { NULL, 0, NULL, 0 } };
     execution x = { 0 };
     for (int c; (c = getopt_long(argc, argv, "o:rq", options, NULL)) != -1;) {
+        if (c == 'o' && !*optarg) return cedar_cli_usage("run", "the name of the database is empty");
         if (c == 'o') x.db = optarg;
         else if (c == 'r') x.replace = true;
         else if (c == 'q') x.quiet = true;
@@ -250,6 +268,7 @@ int cedar_cli_run(int argc, char **argv) {
     }
     if (optind == argc) return cedar_cli_usage("run", "give a scenario");
     x.path = argv[optind++];
+    if (!*x.path) return cedar_cli_usage("run", "the name of the scenario is empty");
     if (strchr(x.path, '=')) return cedar_cli_usage("run", "give a scenario before %s", x.path);
     for (int i = optind; i < argc; i++)
         if (!strchr(argv[i], '=')) return cedar_cli_usage("run", "\"%s\" is not a key=value word", argv[i]);
@@ -272,8 +291,10 @@ typedef struct replay {
     char data_dir[1024];
     cedar_run_cache *cache;
     uint32_t runs, different;
+    uint32_t skipped;           /* never ended, so there is no hash to compare with */
     uint64_t steps;             /* of the run that plays */
-    uint64_t stop_after;        /* an interrupted run ends behind this step; 0 = it finished */
+    uint64_t stop_after;        /* an interrupted run ends behind this step */
+    bool interrupted;
     volatile int stop;          /* the user's wish, or the end of an interrupted run */
     bool verbose;
 } replay;
@@ -317,7 +338,7 @@ static cedar_status watch_step(void *self, const cedar_step_row *row, cedar_err 
     replay *x = self;
     (void)err;
     x->steps = (uint64_t)row->step_id;
-    if (*cedar_cli_stop() || (x->stop_after && x->steps >= x->stop_after)) x->stop = 1;
+    if (*cedar_cli_stop() || (x->interrupted && x->steps >= x->stop_after)) x->stop = 1;
     return CEDAR_OK;
 }
 
@@ -327,20 +348,25 @@ static cedar_status play_again(replay *x, const cedar_stored_run *old, const ced
     cedar_observer obs = { .self = x, .run_begin = ignore_run, .session = ignore_session, .request = ignore_request,
                            .step = watch_step, .quality = ignore_quality, .run_end = ignore_end };
     cedar_run_host host = { .observer = &obs, .data_dir = x->data_dir, .recorded = &old->recorded, .stop = &x->stop,
-                            .cache = x->cache };
+                            .hardware = cedar_hardware_find, .cache = x->cache };
     x->steps = 0;
-    x->stop = 0;
-    x->stop_after = strcmp(old->status, "interrupted") == 0 ? old->recorded.count : 0;
+    x->interrupted = strcmp(old->status, "interrupted") == 0;
+    x->stop_after = old->recorded.count;
+    x->stop = x->interrupted && !x->stop_after;
     cedar_status st = cedar_opts_copy(opts, &o, err);
-    if (!st) st = cedar_opts_set(o, "clock", "recorded", err);
+    /* modelled time needs no recording: the model gives the same durations again */
+    bool modelled = !st && strcmp(cedar_opts_get(o, "clock"), "modelled") == 0;
+    if (!st && !modelled) st = cedar_opts_set(o, "clock", "recorded", err);
     if (!st) st = cedar_run(o, old->run_id, &host, out, err);
     cedar_opts_free(o);
-    if (st == CEDAR_E_INTERRUPT && x->stop_after && !*cedar_cli_stop()) st = CEDAR_OK;
+    if (st == CEDAR_E_INTERRUPT && x->interrupted && !*cedar_cli_stop()) st = CEDAR_OK;
     return st;
 }
 
 static cedar_status replay_run(void *self, const cedar_run_opts *opts, cedar_run_result *out, cedar_err *err) {
     replay *x = self;
+    if (x->runs == x->stored->run_count && !x->stored->finished)
+        return cedar_fail(err, CEDAR_E_INTERRUPT, "the recording ends here");
     if (x->runs == x->stored->run_count) {
         x->runs++;
         return cedar_fail(err, CEDAR_E_DIVERGED, "the scenario plays more runs than the %u of the database",
@@ -348,6 +374,7 @@ static cedar_status replay_run(void *self, const cedar_run_opts *opts, cedar_run
     }
     const cedar_stored_run *old = &x->stored->runs[x->runs++];
     if (strcmp(old->status, "finished") && strcmp(old->status, "interrupted")) {
+        x->skipped++;
         printf("%4" PRId64 "  %-24.24s  not compared: its status is \"%s\"\n", old->run_id, old->label, old->status);
         return cedar_fail(err, CEDAR_E_INTERRUPT, "the recorded run did not end");
     }
@@ -359,7 +386,7 @@ static cedar_status replay_run(void *self, const cedar_run_opts *opts, cedar_run
            old->event_hash, st ? 0 : out->event_hash, x->steps, same ? "same" : "DIFFERENT");
     fflush(stdout);
     if (st) printf("      %s\n", err->msg);
-    if (st || !x->stop_after) return st;
+    if (st || !x->interrupted) return st;
     return cedar_fail(err, CEDAR_E_INTERRUPT, "the recorded run was interrupted here");   /* as the scenario saw it */
 }
 
@@ -393,7 +420,13 @@ static int verdict(const replay *x, cedar_status st, cedar_err *err) {
     if (missing) printf("%u run%s of the database did not come up again\n", missing, missing == 1 ? "" : "s");
     if (x->runs > x->stored->run_count) printf("%s\n", err->msg);
     if (!x->different && !missing && x->runs == x->stored->run_count) {
-        printf("%u run%s, all the same\n", x->runs, x->runs == 1 ? "" : "s");
+        uint32_t compared = x->runs - x->skipped;
+        if (!compared) {
+            printf("nothing was compared: no run of the database came to its end\n");
+            return CEDAR_EXIT_ENVIRONMENT;
+        }
+        printf("%u run%s, all the same%s\n", compared, compared == 1 ? "" : "s",
+               x->skipped ? "; the last was not compared" : "");
         return CEDAR_EXIT_OK;
     }
     printf("%u of %u runs differ\n", x->different + missing, x->stored->run_count);

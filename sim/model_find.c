@@ -68,22 +68,25 @@ cedar_status cedar_shape_find(const char *name, const char *data_dir, cedar_conf
     return st ? st : cedar_config_load(path, out, err);
 }
 
-cedar_status cedar_model_find(const char *name, const char *data_dir, uint64_t seed, cedar_model **out,
-                              char origin[256], cedar_err *err) {
+cedar_status cedar_model_find(const char *name, const char *data_dir, uint64_t seed, cedar_weights_place place,
+                              cedar_model **out, char origin[256], cedar_err *err) {
     char path[PATH_BYTES];
     cedar_status st = model_path(name, data_dir, path, err);
     if (st) return st;
-    if (is_directory(path) && has_weights(path)) {
+    if (place != CEDAR_WEIGHTS_NONE && is_directory(path) && has_weights(path)) {
         snprintf(origin, 256, "checkpoint %.240s", path);
         return cedar_model_open(path, out, err);
     }
     cedar_config *config = cedar_calloc(1, sizeof *config);
     if (!config) return cedar_fail(err, CEDAR_E_OOM, "no memory for a model's shape");
     st = cedar_config_load(path, config, err);
-    if (!st) st = cedar_model_synth(config, seed, synth_bytes_max(), out, err);
+    if (!st && place == CEDAR_WEIGHTS_HOST) st = cedar_model_synth(config, seed, synth_bytes_max(), out, err);
+    else if (!st && place == CEDAR_WEIGHTS_DEVICE) st = cedar_model_seeded(config, seed, out, err);
+    else if (!st) st = cedar_model_shape(config, out, err);
     if (st == CEDAR_E_BUDGET)
         cedar_fail_in(err, st, "seeded weights for model %s may take half of this machine's memory", name);
-    snprintf(origin, 256, "synthetic seed %llu", (unsigned long long)seed);
+    if (place == CEDAR_WEIGHTS_NONE) snprintf(origin, 256, "shape only");
+    else snprintf(origin, 256, "synthetic seed %llu", (unsigned long long)seed);
     cedar_free(config);
     return st;
 }

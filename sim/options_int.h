@@ -9,15 +9,16 @@
 #define CEDAR_SIM_OPTIONS_INT_H
 
 #include "engine/engine.h"
+#include "sim/cost.h"
 #include "sim/sim.h"
 
-typedef enum cedar_backend { CEDAR_BACKEND_AUTO, CEDAR_BACKEND_CPU, CEDAR_BACKEND_CUDA } cedar_backend;
+typedef enum cedar_backend { CEDAR_BACKEND_AUTO, CEDAR_BACKEND_CPU, CEDAR_BACKEND_CUDA, CEDAR_BACKEND_NONE } cedar_backend_kind;
 typedef enum cedar_order { CEDAR_ORDER_SEQUENTIAL, CEDAR_ORDER_SHUFFLE } cedar_order;
 typedef enum cedar_replay_kind {
     CEDAR_REPLAY_EXACT, CEDAR_REPLAY_DECODER, CEDAR_REPLAY_ENCODER, CEDAR_REPLAY_BOTH
 } cedar_replay_kind;
 typedef enum cedar_continuation { CEDAR_CONTINUATION_FORCED, CEDAR_CONTINUATION_GREEDY } cedar_continuation;
-typedef enum cedar_clock { CEDAR_CLOCK_MEASURED, CEDAR_CLOCK_RECORDED } cedar_clock;
+typedef enum cedar_clock { CEDAR_CLOCK_MEASURED, CEDAR_CLOCK_RECORDED, CEDAR_CLOCK_MODELLED } cedar_clock;
 typedef enum cedar_pace { CEDAR_PACE_FIXED, CEDAR_PACE_MEASURED } cedar_pace;
 typedef enum cedar_rules { CEDAR_RULES_PLAIN, CEDAR_RULES_AGENTX, CEDAR_RULES_AGENTX_FAST } cedar_rules;
 typedef enum cedar_primers { CEDAR_PRIMERS_SPREAD, CEDAR_PRIMERS_BURST } cedar_primers;
@@ -35,7 +36,7 @@ struct cedar_run_opts {
 
     const char *model;              /* name in scenarios/models, config.json, or checkpoint directory */
     int64_t weights_seed;
-    cedar_backend backend;
+    cedar_backend_kind backend;
     cedar_arith arith;
     int64_t threads;                /* 0 = all */
 
@@ -86,6 +87,8 @@ struct cedar_run_opts {
     cedar_continuation continuation;
 
     cedar_clock clock;
+    const char *hardware;           /* name in scenarios/hardware, or a file; "" = none */
+    cedar_graphs graphs;            /* cost.h */
     cedar_pace pace;
     int64_t pace_step_us, pace_row_us;
 

@@ -1,17 +1,10 @@
-/* Percentiles, mean and spread. */
+/* Percentiles and means. */
 #include "sim/percentile.h"
 
 #include <math.h>
 #include <stdlib.h>
 
 #include "base/status.h"
-
-size_t cedar_latencies_keep(double *v, size_t n) {
-    size_t kept = 0;
-    for (size_t i = 0; i < n; i++)
-        if (isfinite(v[i]) && v[i] > 0) v[kept++] = v[i];
-    return kept;
-}
 
 static int ascending(const void *a, const void *b) {
     double x = *(const double *)a, y = *(const double *)b;
@@ -35,10 +28,4 @@ double cedar_mean(const double *v, size_t n) {
     double sum = 0;
     for (size_t i = 0; i < n; i++) sum += v[i];
     return n ? sum / (double)n : NAN;
-}
-
-double cedar_std(const double *v, size_t n) {
-    double mean = cedar_mean(v, n), sum = 0;
-    for (size_t i = 0; i < n; i++) sum += (v[i] - mean) * (v[i] - mean);
-    return n ? sqrt(sum / (double)n) : NAN;
 }

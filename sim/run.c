@@ -40,7 +40,7 @@ static bool stores_windows(const run *r) { return r->cache && !r->rules.encoder;
 
 static cedar_status emit_begin(run *r, cedar_err *err) {
     static const char *const replays[] = { "exact", "decoder", "encoder", "both" };
-    static const char *const ariths[] = { "wide", "f32", "bf16" };
+    static const char *const ariths[] = { "wide", "f32", "bf16" }, *const clocks[] = { "measured", "recorded", "modelled" };
     char *json = NULL, hash[CEDAR_SHA256_HEX];
     cedar_status st = cedar_opts_json(r->opts, &json, err);
     if (st) return st;
@@ -61,7 +61,7 @@ static cedar_status emit_begin(run *r, cedar_err *err) {
                           .trace_hash = r->corpus->hash,
                           .backend = cedar_engine_options(r->engine)->backend,
                           .arith = ariths[r->opts->arith],
-                          .clock = r->opts->clock == CEDAR_CLOCK_RECORDED ? "recorded" : "measured",
+                          .clock = clocks[r->opts->clock],
                           .replay = r->result.replay,
                           .rules = cedar_opts_get(r->opts, "rules"),
                           .admission = r->opts->admission,
@@ -547,6 +547,13 @@ static void make_plan(run *r, cedar_step_plan *plan, bool *scored) {
     cedar_plan_total(plan);
 }
 
+/* How the step was launched: graphs are the GPU's, real or modelled. */
+static const char *step_graph(const run *r) {
+    static const char *const modes[] = { "full", "split", "off" };
+    bool gpu = r->opts->clock == CEDAR_CLOCK_MODELLED || strcmp(cedar_engine_options(r->engine)->backend, "cuda") == 0;
+    return gpu ? modes[r->opts->graphs] : "none";
+}
+
 static void describe_step(const run *r, const cedar_step_plan *plan, cedar_step_row *row) {
     *row = (cedar_step_row){ .run_id = r->run_id,
                              .step_id = r->steps + 1,
@@ -554,7 +561,7 @@ static void describe_step(const run *r, const cedar_step_plan *plan, cedar_step_
                              .rows = plan->rows,
                              .kept_rows = plan->kept,
                              .trimmed = plan->trimmed,
-                             .graph = "none",
+                             .graph = step_graph(r),
                              .waiting = (uint32_t)r->waiting_count,
                              .running = r->running_count,
                              .pages_free = cedar_pages_free(r->engine),
@@ -583,10 +590,11 @@ static void note_step(run *r, const cedar_step_plan *plan) {
     }
 }
 
-/* Length of step `id` on the meter: measured just now, or recorded. */
-static cedar_status step_length(const run *r, int64_t id, int64_t measured_ns, int64_t *out, cedar_err *err) {
+/* Length of step `id` on the meter: measured just now, modelled, or recorded. */
+static cedar_status step_length(const run *r, int64_t id, const cedar_step_plan *plan, int64_t measured_ns, int64_t *out,
+                                cedar_err *err) {
     const cedar_recorded *rec = r->host->recorded;
-    *out = measured_ns;
+    *out = r->opts->clock == CEDAR_CLOCK_MODELLED ? cedar_cost_step_ns(&r->cost, plan, NULL) : measured_ns;
     if (r->opts->clock != CEDAR_CLOCK_RECORDED) return CEDAR_OK;
     if ((uint64_t)id > rec->count)
         return cedar_fail(err, CEDAR_E_DIVERGED,
@@ -679,16 +687,16 @@ static cedar_status step(run *r, const cedar_step_plan *plan, bool scored, int64
     const cedar_run_opts *o = r->opts;
     cedar_step_row row;
     describe_step(r, plan, &row);
-    bool recorded = o->clock == CEDAR_CLOCK_RECORDED;
-    row.plan_ns = recorded ? 0 : host_ns() - plan_start_ns;
+    bool measured = o->clock == CEDAR_CLOCK_MEASURED, paced = o->pace == CEDAR_PACE_FIXED && o->clock != CEDAR_CLOCK_MODELLED;
+    row.plan_ns = measured ? host_ns() - plan_start_ns : 0;
     cedar_step_out out = { .logits = scored ? r->logits : NULL, .argmax = r->argmax };
     cedar_status st = cedar_engine_step(r->engine, plan, &out, err);
-    if (!st) st = step_length(r, row.step_id, out.duration_ns, &row.duration_ns, err);
+    if (!st) st = step_length(r, row.step_id, plan, out.duration_ns, &row.duration_ns, err);
     if (st) return st;
     r->steps++;
     note_step(r, plan);
     int64_t sched =
-        o->pace == CEDAR_PACE_FIXED ? cedar_clock_pace(o->pace_step_us, o->pace_row_us, plan->rows) : row.duration_ns;
+        paced ? cedar_clock_pace(o->pace_step_us, o->pace_row_us, plan->rows) : row.duration_ns;
     cedar_clock_step(&r->clock, sched, row.duration_ns);
     cedar_step_history_add(&r->history, plan->rows, sched);
     row.end_sched_ns = r->clock.sched_ns;

@@ -54,14 +54,17 @@ void cedar_run_cache_free(cedar_run_cache *c) {
 
 cedar_status cedar_run_load_model(cedar_run_cache *c, const cedar_run_opts *o, const char *data_dir, cedar_model **out,
                                   char origin[256], char hash[65], cedar_err *err) {
-    const char *parts[] = { o->model, cedar_opts_get(o, "weights_seed"), data_dir };
+    cedar_backend_kind backend = cedar_run_backend(o);
+    const char *parts[] = { o->model, cedar_opts_get(o, "weights_seed"), data_dir,
+                            backend == CEDAR_BACKEND_NONE ? "none" : backend == CEDAR_BACKEND_CUDA ? "cuda" : "host" };
     char *key = c ? make_key(parts, sizeof parts / sizeof *parts) : NULL;
     if (c && !key) return cedar_fail(err, CEDAR_E_OOM, "no memory for the name of a model");
     if (c && c->model && strcmp(key, c->model_key) == 0) {
         cedar_free(key);
     } else {
         if (c) drop_model(c);       /* before the next one takes its memory */
-        cedar_status st = cedar_model_find(o->model, data_dir, (uint64_t)o->weights_seed, out, origin, err);
+        cedar_weights_place place = backend == CEDAR_BACKEND_NONE ? CEDAR_WEIGHTS_NONE : backend == CEDAR_BACKEND_CUDA ? CEDAR_WEIGHTS_DEVICE : CEDAR_WEIGHTS_HOST;
+        cedar_status st = cedar_model_find(o->model, data_dir, (uint64_t)o->weights_seed, place, out, origin, err);
         if (st) {
             cedar_free(key);
             return st;

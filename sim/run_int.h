@@ -41,6 +41,8 @@ typedef struct cedar_run_state {
     cedar_lanes *lanes;
     uint32_t context_max;
     uint64_t planned;
+    cedar_hardware hardware;        /* clock modelled */
+    cedar_cost cost;
     cedar_predictor predictor;      /* step_ns NULL: no floor is kept */
     cedar_step_history history;
     int64_t floor_step_ns;          /* longest step that keeps the floor */
@@ -76,6 +78,9 @@ typedef struct cedar_run_state {
     cedar_run_result result;
     int64_t wall_start_ns;
 } cedar_run_state;
+
+/* Where numerics happen: what the options say, and with clock modelled nowhere unless they say so. */
+cedar_backend_kind cedar_run_backend(const cedar_run_opts *o);
 
 /* Loads traces and model, turns options into rules, and opens engine, cache, shadow and buffers. r holds opts, host and
  * obs; after a failure it is closed with cedar_run_close all the same. */

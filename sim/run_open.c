@@ -6,8 +6,6 @@ typedef cedar_run_state run;
 
 static cedar_status refuse_early(const run *r, cedar_err *err) {
     const cedar_run_opts *o = r->opts;
-    if (o->backend == CEDAR_BACKEND_CUDA)
-        return cedar_fail(err, CEDAR_E_UNSUPPORTED, "backend = \"cuda\" is not in this build; use \"cpu\" or \"auto\"");
     if (o->quality && o->continuation != CEDAR_CONTINUATION_FORCED)
         return cedar_fail(err, CEDAR_E_ARG,
                           "quality = true compares the arm with exact recomputation on the same tokens, so it "
@@ -18,7 +16,18 @@ static cedar_status refuse_early(const run *r, cedar_err *err) {
     if (o->clock == CEDAR_CLOCK_RECORDED && !r->host->recorded)
         return cedar_fail(err, CEDAR_E_ARG,
                           "clock = \"recorded\" needs the durations of an earlier run; use `cedar replay RUN.db`");
+    if (o->clock == CEDAR_CLOCK_MODELLED && (!*o->hardware || !r->host->hardware))
+        return cedar_fail(err, CEDAR_E_ARG, "clock = \"modelled\" needs hardware to price, e.g. hardware = \"h200\"");
+    if (o->clock != CEDAR_CLOCK_MODELLED && o->backend == CEDAR_BACKEND_NONE)
+        return cedar_fail(err, CEDAR_E_ARG, "backend = \"none\" computes nothing that could be measured; it needs clock = \"modelled\"");
+    if (cedar_run_backend(o) == CEDAR_BACKEND_NONE && (o->quality || o->continuation == CEDAR_CONTINUATION_GREEDY))
+        return cedar_fail(err, CEDAR_E_ARG, "modelled time without an engine has no logits; quality = true and continuation = "
+                          "\"greedy\" need backend = \"cpu\" or \"cuda\"");
     return CEDAR_OK;
+}
+
+cedar_backend_kind cedar_run_backend(const cedar_run_opts *o) {
+    return o->clock == CEDAR_CLOCK_MODELLED && o->backend == CEDAR_BACKEND_AUTO ? CEDAR_BACKEND_NONE : o->backend;
 }
 
 /* Ids that no prompt uses: the noise id of the drafter and the id in front of position 0. */
@@ -37,7 +46,7 @@ static void make_rules(run *r) {
     const cedar_run_opts *o = r->opts;
     uint32_t window = (uint32_t)r->config->window;
     r->rules = (cedar_replay_rules){
-        .window = window, .decoder = o->replay == CEDAR_REPLAY_DECODER || o->replay == CEDAR_REPLAY_BOTH,
+        .window = window, .decoder = (o->replay == CEDAR_REPLAY_DECODER || o->replay == CEDAR_REPLAY_BOTH) && o->graphs != CEDAR_GRAPHS_FULL,
         .encoder = o->replay == CEDAR_REPLAY_ENCODER || o->replay == CEDAR_REPLAY_BOTH, .cut = o->cut,
         .encoder_rows = o->encoder_rows ? (uint32_t)o->encoder_rows : window,
         .decoder_rows = o->decoder_rows ? (uint32_t)o->decoder_rows : window, .adopt_short_hits = o->adopt_short_hits };
@@ -83,7 +92,9 @@ static void make_engine_opts(run *r) {
     seqs = min_u64(seqs, o->batch_max ? (uint64_t)o->batch_max : 4096);
     cedar_engine_opts *e = &r->engine_opts;
     *e = cedar_engine_defaults(r->config);
-    e->backend = o->backend == CEDAR_BACKEND_AUTO ? "auto" : "cpu";
+    static const char *const backends[] = { "auto", "cpu", "cuda", "none" };
+    e->backend = backends[cedar_run_backend(o)];
+    e->eager = o->graphs == CEDAR_GRAPHS_OFF;
     e->arith = o->arith;
     e->threads = (uint32_t)o->threads;
     e->page_tokens = (uint32_t)o->page_tokens;
@@ -102,6 +113,11 @@ static int64_t paced_step_ns(void *self, uint32_t prefill_rows, uint32_t decode_
     return cedar_clock_pace(o->pace_step_us, o->pace_row_us, prefill_rows + decode_rows);
 }
 
+static int64_t modelled_step_ns(void *self, uint32_t prefill_rows, uint32_t decode_rows, uint64_t context_sum) {
+    const run *r = self;
+    return cedar_cost_predict_ns(&r->cost, decode_rows, decode_rows ? (uint32_t)(context_sum / decode_rows) : 0, prefill_rows, 0);
+}
+
 static int64_t learnt_step_ns(void *self, uint32_t prefill_rows, uint32_t decode_rows, uint64_t context_sum) {
     (void)context_sum;
     return cedar_step_history_ns(self, prefill_rows + decode_rows);
@@ -112,8 +128,30 @@ static void make_floor(run *r) {
     const cedar_run_opts *o = r->opts;
     if (!o->floor_ppb || o->floor_mode != CEDAR_FLOOR_ADMIT) return;
     r->floor_step_ns = cedar_floor_step_ns(o->floor_ppb);
-    if (o->pace == CEDAR_PACE_FIXED) r->predictor = (cedar_predictor){ (void *)(uintptr_t)o, paced_step_ns };
+    if (o->clock == CEDAR_CLOCK_MODELLED) r->predictor = (cedar_predictor){ r, modelled_step_ns };
+    else if (o->pace == CEDAR_PACE_FIXED) r->predictor = (cedar_predictor){ (void *)(uintptr_t)o, paced_step_ns };
     else r->predictor = (cedar_predictor){ &r->history, learnt_step_ns };
+}
+
+/* Prices, and what the described memory holds: weights (Engram tables lie in host memory), then pages, windows, and what
+ * stored windows may take. A share is left for activations. */
+static cedar_status make_cost(run *r, cedar_err *err) {
+    const cedar_run_opts *o = r->opts;
+    if (o->clock != CEDAR_CLOCK_MODELLED) return CEDAR_OK;
+    cedar_status st = r->host->hardware(r->host->data_dir, o->hardware, &r->hardware, err);
+    if (!st) st = cedar_cost_make(r->config, &r->hardware, o->graphs, &r->cost, err);
+    if (st) return st;
+    double room = r->hardware.gpus * r->hardware.hbm_bytes * 0.95, weights = cedar_cost_weight_bytes(r->config, false);
+    double needed = weights + (double)r->engine_opts.seq_count * (double)(r->memory.window_bytes + r->memory.draft_ring_bytes);
+    if (needed + (double)r->memory.page_bytes > room)
+        return cedar_fail(err, CEDAR_E_BUDGET, "%s: weights and windows of %s need %.1f GB, %.1f GB of %g GPU(s) are usable; describe more GPUs "
+                          "or take fewer lanes", r->hardware.name, r->config->name, needed / 1e9, room / 1e9, r->hardware.gpus);
+    if (o->kv_pages) return CEDAR_OK;
+    double pages = (room - needed - (double)o->window_cache_bytes) / (double)r->memory.page_bytes;
+    if (pages < 1)
+        return cedar_fail(err, CEDAR_E_BUDGET, "%s: window_cache_bytes leaves no room for KV pages in %.1f GB", r->hardware.name, room / 1e9);
+    if (pages < r->engine_opts.page_count) r->engine_opts.page_count = (uint32_t)pages;
+    return CEDAR_OK;
 }
 
 static void host_page_retain(void *self, int32_t page) { cedar_page_retain(self, page); }
@@ -179,6 +217,7 @@ cedar_status cedar_run_open(run *r, cedar_err *err) {
     else if (o->requests_max) r->planned = min_u64(r->planned, (uint64_t)o->requests_max);
     make_engine_opts(r);
     st = cedar_plan_memory(r->config, &r->engine_opts, &r->memory, err);
+    if (!st) st = make_cost(r, err);
     if (!st) st = cedar_engine_open(r->model, &r->engine_opts, &r->engine, err);
     if (!st) st = open_cache(r, err);
     if (!st) st = open_quality(r, err);

@@ -105,6 +105,8 @@ cedar_status cedar_run_cache_new(cedar_run_cache **out, cedar_err *err) CEDAR_US
 void cedar_run_cache_free(cedar_run_cache *c);
 
 /* What the caller lends a run. */
+struct cedar_hardware;
+
 typedef struct cedar_run_host {
     const cedar_observer *observer;
     const char *data_dir;           /* where scenarios/models and traces are, when a path is not found as given */
@@ -112,6 +114,8 @@ typedef struct cedar_run_host {
     void (*progress)(void *self, const cedar_progress *p);   /* may be NULL */
     void *self;
     const volatile int *stop;       /* set to non-zero to end the run early ("interrupted"); may be NULL */
+    /* Reads the description called `name`, for clock "modelled"; NULL: there are none. */
+    cedar_status (*hardware)(const char *data_dir, const char *name, struct cedar_hardware *out, cedar_err *err);
     cedar_run_cache *cache;         /* used by one run at a time; NULL: every run loads what it needs */
 } cedar_run_host;
 

@@ -371,8 +371,14 @@ void cedar_quality_forget(cedar_quality *q, int64_t session_id);
 
 /* A model by name (DATA_DIR/scenarios/models/NAME.json), shape file, or checkpoint directory. *origin says which:
  * "checkpoint PATH" or "synthetic seed N". Owned by the caller (cedar_model_close). */
-cedar_status cedar_model_find(const char *name, const char *data_dir, uint64_t seed, cedar_model **out,
-                              char origin[256], cedar_err *err) CEDAR_USE_RESULT;
+typedef enum cedar_weights_place {
+    CEDAR_WEIGHTS_HOST,         /* in memory */
+    CEDAR_WEIGHTS_DEVICE,       /* a shape's seeded weights are made by the GPU; checkpoints are read as ever */
+    CEDAR_WEIGHTS_NONE          /* the shape alone */
+} cedar_weights_place;
+
+cedar_status cedar_model_find(const char *name, const char *data_dir, uint64_t seed, cedar_weights_place place,
+                              cedar_model **out, char origin[256], cedar_err *err) CEDAR_USE_RESULT;
 
 /* The shape alone, without making weights. */
 cedar_status cedar_shape_find(const char *name, const char *data_dir, cedar_config *out,

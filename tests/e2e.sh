@@ -80,6 +80,7 @@ usage() {
     ok "a run that is refused leaves no database" test ! -e "$out/x.db"
     exits "plan" 0 'sequences? of 131072 tokens fit' "$cedar" plan --model flash-e32 --hbm 141GB --context 128k
     exits "plan with a wrong size" 1 '141XB' "$cedar" plan --model tiny --hbm 141XB
+    exits "plan of more pages than any engine takes" 1 'page_count is' "$cedar" plan --model flash-e32 --seqs 1m --context 1m
     exits "trace stat" 0 'requests' "$cedar" trace stat traces/kv-cache-tester
     exits "trace check of a broken trace" 5 'truncated.json' \
         "$cedar" trace check --strict tests/broken/traces/truncated.json

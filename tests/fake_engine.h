@@ -82,6 +82,14 @@ cedar_status cedar_model_synth(const cedar_config *config, uint64_t seed, uint64
     return CEDAR_OK;
 }
 
+cedar_status cedar_model_seeded(const cedar_config *config, uint64_t seed, cedar_model **out, cedar_err *err) {
+    return cedar_model_synth(config, seed, 0, out, err);
+}
+
+cedar_status cedar_model_shape(const cedar_config *config, cedar_model **out, cedar_err *err) {
+    return cedar_model_synth(config, 0, 0, out, err);
+}
+
 void cedar_model_close(cedar_model *m) { cedar_free(m); }
 const cedar_config *cedar_model_config(const cedar_model *m) { return &m->config; }
 void cedar_model_hash(const cedar_model *m, char out[65]) {
@@ -108,6 +116,7 @@ cedar_engine_opts cedar_engine_defaults(const cedar_config *c) {
 cedar_status cedar_engine_open(const cedar_model *model, const cedar_engine_opts *o, cedar_engine **out,
                                cedar_err *err) {
     (void)model;
+    if (strcmp(o->backend, "cuda") == 0) return cedar_fail(err, CEDAR_E_UNSUPPORTED, "\"cuda\" is not in this build");
     cedar_engine *e = cedar_calloc(1, sizeof *e);
     if (!e) goto oom;
     e->opts = *o;

@@ -49,6 +49,7 @@ typedef struct journal {
     char status[16], error[480], session_ends[512];
     cedar_miss_reason misses[64];
     cedar_run_cache *cache;                 /* lent to the run; NULL = none */
+    cedar_status (*hardware)(const char *data_dir, const char *name, struct cedar_hardware *out, cedar_err *err);
     int fail_at_step;
     volatile int stop;
     int stop_at_step;
@@ -205,7 +206,7 @@ __attribute__((unused)) static cedar_status play_run(const char *trace, const ch
                            .quality = on_quality,
                            .run_end = on_end };
     cedar_run_host host = { .observer = &obs, .data_dir = ".", .recorded = recorded, .stop = &l->stop,
-                            .cache = l->cache };
+                            .cache = l->cache, .hardware = l->hardware };
     memset(out, 0, sizeof *out);
     cedar_status st = cedar_run(o, 1, &host, out, err);
     fclose(l->to);

@@ -1150,8 +1150,8 @@ START_TEST(bad_options_are_refused) {
         { offsetof(cedar_engine_opts, context_tokens), 0, "must be at least 1" },
         { offsetof(cedar_engine_opts, step_rows), 0, "must be at least 1" },
         { offsetof(cedar_engine_opts, step_seqs), 0, "must be at least 1" },
-        { offsetof(cedar_engine_opts, verify_rows), 5000, "far beyond" },
-        { offsetof(cedar_engine_opts, context_tokens), UINT32_MAX, "far beyond" },
+        { offsetof(cedar_engine_opts, verify_rows), 5000, "any engine takes" },
+        { offsetof(cedar_engine_opts, context_tokens), UINT32_MAX, "any engine takes" },
     };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         cedar_engine_opts o = rig_opts(CEDAR_F32);

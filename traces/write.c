@@ -247,6 +247,21 @@ static cedar_status weka_trace(writer *w, const cedar_trace *t, cedar_err *err) 
     return CEDAR_OK;
 }
 
+/* Every stream as a session of its own, turn by turn: the shape of formats with one request per row. */
+static cedar_status rows_of_trace(writer *w, const cedar_trace *t,
+                                  void (*turn)(writer *w, const cedar_trace *t, const cedar_stream *s, uint32_t k,
+                                               const char *name),
+                                  cedar_err *err) {
+    char name[SESSION_NAME_BYTES];
+    for (uint32_t i = 0; i < t->stream_count; i++) {
+        cedar_status st = session_name(w, t, i, name, err);
+        if (st) return st;
+        for (uint32_t k = 0; k < t->streams[i].turn_count; k++) turn(w, t, &t->streams[i], k, name);
+    }
+    lose_tree(w, t);
+    return CEDAR_OK;
+}
+
 /* --- Mooncake ---------------------------------------------------------------------------------------------------- */
 
 static void mooncake_turn(writer *w, const cedar_trace *t, const cedar_stream *s, uint32_t k, const char *name) {
@@ -271,14 +286,7 @@ static void mooncake_turn(writer *w, const cedar_trace *t, const cedar_stream *s
 }
 
 static cedar_status mooncake_trace(writer *w, const cedar_trace *t, cedar_err *err) {
-    char name[SESSION_NAME_BYTES];
-    for (uint32_t i = 0; i < t->stream_count; i++) {
-        cedar_status st = session_name(w, t, i, name, err);
-        if (st) return st;
-        for (uint32_t k = 0; k < t->streams[i].turn_count; k++) mooncake_turn(w, t, &t->streams[i], k, name);
-    }
-    lose_tree(w, t);
-    return CEDAR_OK;
+    return rows_of_trace(w, t, mooncake_turn, err);
 }
 
 /* --- LLMServingSim ----------------------------------------------------------------------------------------------- */
@@ -379,14 +387,7 @@ static void blis_turn(writer *w, const cedar_trace *t, const cedar_stream *s, ui
 }
 
 static cedar_status blis_trace(writer *w, const cedar_trace *t, cedar_err *err) {
-    char name[SESSION_NAME_BYTES];
-    for (uint32_t i = 0; i < t->stream_count; i++) {
-        cedar_status st = session_name(w, t, i, name, err);
-        if (st) return st;
-        for (uint32_t k = 0; k < t->streams[i].turn_count; k++) blis_turn(w, t, &t->streams[i], k, name);
-    }
-    lose_tree(w, t);
-    return CEDAR_OK;
+    return rows_of_trace(w, t, blis_turn, err);
 }
 
 /* Whether turns repeat what their session asked before. */
