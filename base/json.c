@@ -11,8 +11,8 @@ cedar_status cedar_json_parse(const char *text, size_t bytes, const char *name, 
     json_error_t e;
     json_t *doc = json_loadb(text, bytes, JSON_REJECT_DUPLICATES, &e);
     if (!doc) {
-        return cedar_fail(err, CEDAR_E_FORMAT, "%s:%d: not valid JSON: %s", name, line_first - 1 + (e.line > 0 ? e.line : 1),
-                          e.text);
+        return cedar_fail(err, CEDAR_E_FORMAT, "%s:%d: not valid JSON: %s", name,
+                          line_first - 1 + (e.line > 0 ? e.line : 1), e.text);
     }
     *out = doc;
     return CEDAR_OK;
@@ -113,7 +113,8 @@ cedar_status cedar_json_ints(const cedar_json *o, const char *where, const char 
     if (!json_is_array(v)) return wrong(where, key, "an array of integers", err);
     size_t count = json_array_size(v);
     if (count > n_max)
-        return cedar_fail(err, CEDAR_E_FORMAT, "%s: \"%s\" has %zu entries, at most %zu are allowed", where, key, count, n_max);
+        return cedar_fail(err, CEDAR_E_FORMAT, "%s: \"%s\" has %zu entries, at most %zu are allowed", where, key, count,
+                          n_max);
     for (size_t i = 0; i < count; i++)
         if ((st = check_int(json_array_get(v, i), where, key, lo, hi, &out[i], err))) return st;
     *n = count;

@@ -39,8 +39,8 @@ typedef struct cedar_err {
 cedar_status cedar_fail(cedar_err *err, cedar_status code, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
 
-/* Puts "context: " in front of the message of an error on its way up, sets its code (NULL is allowed) and returns it. Cut as
- * above. */
+/* Puts "context: " in front of the message of an error on its way up, sets its code (NULL is allowed) and returns it.
+ * Cut as above. */
 cedar_status cedar_fail_in(cedar_err *err, cedar_status code, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
 

@@ -23,14 +23,18 @@ typedef struct cedar_backend {
     bool makes_weights;         /* can fill a seeded model's weights itself */
     /* Working memory of an engine with these options, without pool, sequences and weights. */
     uint64_t (*workspace_bytes)(const cedar_config *c, const cedar_engine_opts *o);
-    cedar_status (*open)(const cedar_model *m, const cedar_engine_opts *o, const cedar_layout *l, void **self, cedar_err *err);
+    cedar_status (*open)(const cedar_model *m, const cedar_engine_opts *o, const cedar_layout *l, void **self,
+                         cedar_err *err);
     void (*close)(void *self);
     void (*seq_reset)(void *self, int32_t seq);                                 /* rings and open groups become NaN */
     void (*page_copy)(void *self, int32_t to, int32_t from);
-    cedar_status (*step)(void *self, const cedar_step_plan *plan, const cedar_seq_state *seqs, cedar_step_out *out, cedar_err *err);
-    cedar_status (*draft)(void *self, cedar_draft_item *items, uint32_t count, const cedar_seq_state *seqs, cedar_err *err);
+    cedar_status (*step)(void *self, const cedar_step_plan *plan, const cedar_seq_state *seqs, cedar_step_out *out,
+                         cedar_err *err);
+    cedar_status (*draft)(void *self, cedar_draft_item *items, uint32_t count, const cedar_seq_state *seqs,
+                          cedar_err *err);
     uint64_t (*snap_bytes)(const void *self);                                   /* size of the buffer below */
-    void (*snap_save)(const void *self, int32_t seq, uint32_t pos, uint8_t *buf);   /* rows [pos - W, pos) and open groups */
+    /* rows [pos - W, pos) and open groups */
+    void (*snap_save)(const void *self, int32_t seq, uint32_t pos, uint8_t *buf);
     void (*snap_load)(void *self, int32_t seq, uint32_t pos, const uint8_t *buf);
     void (*tap)(void *self, cedar_tap_fn fn, void *tap_self);
     void (*inject)(void *self, cedar_inject_fn fn, void *inject_self);
@@ -46,8 +50,10 @@ extern const cedar_backend cedar_backend_cuda;
 bool cedar_cuda_present(void);                              /* a GPU that can be used */
 #endif
 
-/* Options that no engine can have, open or planned; zero counts are left to cedar_engine_open, since a plan may ask for none. */
-cedar_status cedar_engine_opts_check(const cedar_config *c, const cedar_engine_opts *o, cedar_err *err) CEDAR_USE_RESULT;
+/* Options that no engine can have, open or planned; zero counts are left to cedar_engine_open, since a plan may ask for
+ * none. */
+cedar_status cedar_engine_opts_check(const cedar_config *c, const cedar_engine_opts *o,
+                                     cedar_err *err) CEDAR_USE_RESULT;
 
 /* Workspace of the CPU backend, for the memory plan. */
 uint64_t cedar_cpu_workspace_bytes(const cedar_config *c, const cedar_engine_opts *o);

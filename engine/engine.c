@@ -33,7 +33,8 @@ struct cedar_snap {
 #ifdef CEDAR_HAVE_CUDA
 #define CEDAR_BACKENDS "cpu, cuda and none"
 static const cedar_backend *find_cuda(const char *name) {
-    return strcmp(name, "cuda") == 0 || (strcmp(name, "auto") == 0 && cedar_cuda_present()) ? &cedar_backend_cuda : NULL;
+    return strcmp(name, "cuda") == 0 || (strcmp(name, "auto") == 0 && cedar_cuda_present()) ? &cedar_backend_cuda
+                                                                                            : NULL;
 }
 #else
 #define CEDAR_BACKENDS "cpu and none"
@@ -52,7 +53,8 @@ const cedar_backend *cedar_backend_find(const char *name) {
 
 static cedar_status check_opts(const cedar_config *c, const cedar_engine_opts *o, cedar_err *err) {
     if (!o->page_count || !o->seq_count || !o->context_tokens || !o->step_rows || !o->step_seqs)
-        return cedar_fail(err, CEDAR_E_ARG, "page_count, seq_count, context_tokens, step_rows and step_seqs must be at least 1");
+        return cedar_fail(err, CEDAR_E_ARG,
+                          "page_count, seq_count, context_tokens, step_rows and step_seqs must be at least 1");
     return cedar_engine_opts_check(c, o, err);
 }
 
@@ -62,7 +64,9 @@ cedar_status cedar_engine_open(const cedar_model *model, const cedar_engine_opts
     cedar_status st = check_opts(c, opts, err);
     if (st) return st;
     const cedar_backend *b = cedar_backend_find(opts->backend ? opts->backend : "cpu");
-    if (!b) return cedar_fail(err, CEDAR_E_UNSUPPORTED, "backend \"%s\" is not in this build, which has " CEDAR_BACKENDS, opts->backend);
+    if (!b)
+        return cedar_fail(err, CEDAR_E_UNSUPPORTED, "backend \"%s\" is not in this build, which has " CEDAR_BACKENDS,
+                          opts->backend);
     if (!model->embed.data && b != &cedar_backend_none && !(model->seeded && b->makes_weights))
         return cedar_fail(err, CEDAR_E_ARG, "backend \"%s\" needs weights in host memory, and the model has none there",
                           b->name);
@@ -78,7 +82,8 @@ cedar_status cedar_engine_open(const cedar_model *model, const cedar_engine_opts
     e->tokens_block = cedar_calloc((size_t)opts->seq_count * opts->context_tokens, sizeof *e->tokens_block);
     e->pages_block = cedar_calloc((size_t)opts->seq_count * e->pages_per_seq, sizeof *e->pages_block);
     if (!e->seqs || !e->page_refs || !e->page_free || !e->tokens_block || !e->pages_block) {
-        st = cedar_fail(err, CEDAR_E_OOM, "no memory for %u sequences of %u tokens", opts->seq_count, opts->context_tokens);
+        st = cedar_fail(err, CEDAR_E_OOM, "no memory for %u sequences of %u tokens", opts->seq_count,
+                        opts->context_tokens);
     } else {
         for (uint32_t s = 0; s < opts->seq_count; s++) {
             e->seqs[s].tokens = e->tokens_block + (size_t)s * opts->context_tokens;
@@ -109,7 +114,7 @@ void cedar_engine_close(cedar_engine *e) {
 
 const cedar_engine_opts *cedar_engine_options(const cedar_engine *e) { return &e->opts; }
 
-/* --- pages ---------------------------------------------------------------------------------------------------------- */
+/* --- pages -------------------------------------------------------------------------------------------------------- */
 
 static int32_t page_take(cedar_engine *e) {
     CEDAR_ASSERT(e->free_count > 0);
@@ -131,7 +136,7 @@ void cedar_page_release(cedar_engine *e, int32_t page) {
 uint32_t cedar_pages_free(const cedar_engine *e) { return e->free_count; }
 uint64_t cedar_page_bytes(const cedar_engine *e) { return e->layout.page_bytes; }
 
-/* --- sequences ------------------------------------------------------------------------------------------------------ */
+/* --- sequences ---------------------------------------------------------------------------------------------------- */
 
 static cedar_seq_state *seq_at(const cedar_engine *e, int32_t seq) {
     CEDAR_ASSERT(seq >= 0 && (uint32_t)seq < e->opts.seq_count && e->seqs[seq].open);
@@ -170,11 +175,14 @@ const int32_t *cedar_seq_pages(const cedar_engine *e, int32_t seq, uint32_t *cou
 /* Takes over the pages of the first `hit` tokens; a last page that is not full is copied, since it will be written. */
 static cedar_status adopt_pages(cedar_engine *e, int32_t seq, const int32_t *pages, uint32_t hit, cedar_err *err) {
     cedar_seq_state *q = seq_at(e, seq);
-    if (q->pos || q->page_count) return cedar_fail(err, CEDAR_E_ARG, "a prefix can only be adopted by a fresh sequence");
+    if (q->pos || q->page_count)
+        return cedar_fail(err, CEDAR_E_ARG, "a prefix can only be adopted by a fresh sequence");
     if (hit > e->opts.context_tokens)
-        return cedar_fail(err, CEDAR_E_ARG, "a prefix of %u tokens is longer than context_tokens, %u", hit, e->opts.context_tokens);
+        return cedar_fail(err, CEDAR_E_ARG, "a prefix of %u tokens is longer than context_tokens, %u", hit,
+                          e->opts.context_tokens);
     uint32_t full = hit / e->opts.page_tokens, partial = hit % e->opts.page_tokens != 0;
-    if (partial && e->free_count == 0) return cedar_fail(err, CEDAR_E_BUSY, "no free KV page to copy a partly used page into");
+    if (partial && e->free_count == 0)
+        return cedar_fail(err, CEDAR_E_BUSY, "no free KV page to copy a partly used page into");
     for (uint32_t i = 0; i < full; i++) {
         cedar_page_retain(e, pages[i]);
         q->pages[i] = pages[i];
@@ -189,12 +197,15 @@ static cedar_status adopt_pages(cedar_engine *e, int32_t seq, const int32_t *pag
 
 cedar_status cedar_seq_adopt(cedar_engine *e, int32_t seq, const int32_t *tokens, const int32_t *pages,
                              const cedar_hit_plan *hit, cedar_err *err) {
-    if (hit->start > hit->hit) return cedar_fail(err, CEDAR_E_ARG, "replay starts at %u, after the hit's end %u", hit->start, hit->hit);
+    if (hit->start > hit->hit)
+        return cedar_fail(err, CEDAR_E_ARG, "replay starts at %u, after the hit's end %u", hit->start, hit->hit);
     for (int32_t k = 0; k < e->config->kv_source_count; k++) {
         uint32_t open = hit->hit % (uint32_t)e->config->ratio[e->config->kv_sources[k]];
         if (hit->hit - hit->start < open)
-            return cedar_fail(err, CEDAR_E_ARG, "a hit of %u tokens leaves %u tokens of a compressed entry open, but only %u are "
-                              "replayed; replay at least as many", hit->hit, open, hit->hit - hit->start);
+            return cedar_fail(err, CEDAR_E_ARG,
+                              "a hit of %u tokens leaves %u tokens of a compressed entry open, but only %u are "
+                              "replayed; replay at least as many",
+                              hit->hit, open, hit->hit - hit->start);
     }
     cedar_status st = adopt_pages(e, seq, pages, hit->hit, err);
     if (st) return st;
@@ -208,9 +219,11 @@ cedar_status cedar_seq_adopt(cedar_engine *e, int32_t seq, const int32_t *tokens
 
 cedar_status cedar_seq_restore(cedar_engine *e, int32_t seq, const int32_t *tokens, const int32_t *pages,
                                uint32_t hit, const cedar_snap *snap, cedar_err *err) {
-    if (snap->pos != hit) return cedar_fail(err, CEDAR_E_ARG, "windows stored at %u cannot serve a hit of %u tokens", snap->pos, hit);
+    if (snap->pos != hit)
+        return cedar_fail(err, CEDAR_E_ARG, "windows stored at %u cannot serve a hit of %u tokens", snap->pos, hit);
     if (snap->buf_bytes != e->backend->snap_bytes(e->impl))
-        return cedar_fail(err, CEDAR_E_ARG, "the windows were stored by an engine with another shape, arithmetic or verify_rows");
+        return cedar_fail(err, CEDAR_E_ARG,
+                          "the windows were stored by an engine with another shape, arithmetic or verify_rows");
     cedar_status st = adopt_pages(e, seq, pages, hit, err);
     if (st) return st;
     cedar_seq_state *q = seq_at(e, seq);
@@ -227,11 +240,13 @@ cedar_status cedar_seq_restore(cedar_engine *e, int32_t seq, const int32_t *toke
 cedar_status cedar_seq_reserve(cedar_engine *e, int32_t seq, uint32_t tokens, cedar_err *err) {
     cedar_seq_state *q = seq_at(e, seq);
     if (tokens > e->opts.context_tokens)
-        return cedar_fail(err, CEDAR_E_ARG, "%u tokens are more than context_tokens, %u", tokens, e->opts.context_tokens);
+        return cedar_fail(err, CEDAR_E_ARG, "%u tokens are more than context_tokens, %u", tokens,
+                          e->opts.context_tokens);
     uint32_t need = (tokens + e->opts.page_tokens - 1) / e->opts.page_tokens;
     if (need <= q->page_count) return CEDAR_OK;
     if (need - q->page_count > e->free_count)
-        return cedar_fail(err, CEDAR_E_BUSY, "%u KV pages are needed, %u are free", need - q->page_count, e->free_count);
+        return cedar_fail(err, CEDAR_E_BUSY, "%u KV pages are needed, %u are free", need - q->page_count,
+                          e->free_count);
     while (q->page_count < need) q->pages[q->page_count++] = page_take(e);
     return CEDAR_OK;
 }
@@ -241,7 +256,8 @@ cedar_status cedar_seq_truncate(cedar_engine *e, int32_t seq, uint32_t tokens, c
     const cedar_bounds *b = &q->bounds;
     /* below a bound there are no windows left to continue from */
     bool clipped = tokens < b->lo_encoder || tokens < b->lo_cut || tokens < b->lo_late;
-    if (tokens > q->pos || tokens < q->truncate_min || tokens < q->write_floor || clipped || q->high - tokens > e->opts.verify_rows)
+    if (tokens > q->pos || tokens < q->truncate_min || tokens < q->write_floor || clipped ||
+        q->high - tokens > e->opts.verify_rows)
         return cedar_fail(err, CEDAR_E_ARG, "cannot roll back from %u to %u tokens; verify_rows is %u", q->pos, tokens,
                           e->opts.verify_rows);
     q->pos = tokens;
@@ -263,7 +279,8 @@ cedar_status cedar_snap_save(const cedar_engine *e, int32_t seq, cedar_snap **ou
     uint64_t rows = q->pos < (uint32_t)e->config->window ? q->pos : (uint32_t)e->config->window;
     s->stored_bytes = rows * e->layout.ring_row_bytes * e->layout.ring_count;
     for (int32_t k = 0; k < e->layout.part_count; k++)
-        s->stored_bytes += (uint64_t)(q->pos % (uint32_t)e->layout.part[k].ratio) * 2 * (uint32_t)e->config->head_dim * 4;
+        s->stored_bytes +=
+            (uint64_t)(q->pos % (uint32_t)e->layout.part[k].ratio) * 2 * (uint32_t)e->config->head_dim * 4;
     e->backend->snap_save(e->impl, seq, q->pos, s->buf);
     *out = s;
     return CEDAR_OK;
@@ -278,34 +295,39 @@ void cedar_snap_free(cedar_snap *s) {
     cedar_free(s);
 }
 
-/* --- steps ---------------------------------------------------------------------------------------------------------- */
+/* --- steps -------------------------------------------------------------------------------------------------------- */
 
 static cedar_status check_entry(const cedar_engine *e, const cedar_plan_entry *p, cedar_err *err) {
     if (p->seq < 0 || (uint32_t)p->seq >= e->opts.seq_count || !e->seqs[p->seq].open)
         return cedar_fail(err, CEDAR_E_ARG, "a step names sequence %d, which is not open", p->seq);
     const cedar_seq_state *q = &e->seqs[p->seq];
     if (p->pos != q->pos)
-        return cedar_fail(err, CEDAR_E_ARG, "a step feeds sequence %d from %u, but it is at %u", p->seq, p->pos, q->pos);
+        return cedar_fail(err, CEDAR_E_ARG, "a step feeds sequence %d from %u, but it is at %u", p->seq, p->pos,
+                          q->pos);
     if (p->rows == 0 || p->kept == 0 || p->kept > p->rows || p->logits > p->kept)
-        return cedar_fail(err, CEDAR_E_ARG, "a step of sequence %d has %u rows, %u kept and %u with logits", p->seq, p->rows,
-                          p->kept, p->logits);
-    if ((uint64_t)p->pos + p->rows > (uint64_t)q->page_count * e->opts.page_tokens || p->pos + p->rows > e->opts.context_tokens)
-        return cedar_fail(err, CEDAR_E_ARG, "a step takes sequence %d to %u tokens without pages for them", p->seq, p->pos + p->rows);
+        return cedar_fail(err, CEDAR_E_ARG, "a step of sequence %d has %u rows, %u kept and %u with logits", p->seq,
+                          p->rows, p->kept, p->logits);
+    if ((uint64_t)p->pos + p->rows > (uint64_t)q->page_count * e->opts.page_tokens ||
+        p->pos + p->rows > e->opts.context_tokens)
+        return cedar_fail(err, CEDAR_E_ARG, "a step takes sequence %d to %u tokens without pages for them", p->seq,
+                          p->pos + p->rows);
     for (uint32_t i = 0; i < p->rows; i++)
         if (p->tokens[i] < 0 || p->tokens[i] >= e->config->vocab)
-            return cedar_fail(err, CEDAR_E_ARG, "token %d at position %u is outside the vocabulary of %d", p->tokens[i], p->pos + i,
-                              e->config->vocab);
+            return cedar_fail(err, CEDAR_E_ARG, "token %d at position %u is outside the vocabulary of %d", p->tokens[i],
+                              p->pos + i, e->config->vocab);
     return CEDAR_OK;
 }
 
 /* What an entry may read and write has to follow from the sequence's state. */
-static cedar_status check_bounds(const cedar_engine *e, const cedar_step_plan *plan, const cedar_plan_entry *p, cedar_err *err) {
+static cedar_status check_bounds(const cedar_engine *e, const cedar_step_plan *plan, const cedar_plan_entry *p,
+                                 cedar_err *err) {
     const cedar_seq_state *q = &e->seqs[p->seq];
-    uint32_t first_kept = p->pos + p->rows - p->kept, cut_max = plan->cut == CEDAR_CUT_INSIDE_CLIP ? first_kept : p->pos;
+    uint32_t first_kept = p->pos + p->rows - p->kept,
+             cut_max = plan->cut == CEDAR_CUT_INSIDE_CLIP ? first_kept : p->pos;
     const cedar_bounds *b = &p->bounds, *now = &q->bounds;
     if (p->write_floor != q->write_floor)
-        return cedar_fail(err, CEDAR_E_ARG, "a step of sequence %d has write floor %u, but the sequence's is %u", p->seq, p->write_floor,
-                          q->write_floor);
+        return cedar_fail(err, CEDAR_E_ARG, "a step of sequence %d has write floor %u, but the sequence's is %u",
+                          p->seq, p->write_floor, q->write_floor);
     if (b->lo_encoder < now->lo_encoder || b->lo_cut < now->lo_cut || b->lo_late < now->lo_late)
         return cedar_fail(err, CEDAR_E_ARG, "a step of sequence %d lowers a window bound", p->seq);
     if (b->lo_encoder > p->pos || b->lo_cut > cut_max || b->lo_late > first_kept)
@@ -324,8 +346,9 @@ static cedar_status check_totals(const cedar_step_plan *plan, cedar_err *err) {
 
 static cedar_status check_plan(const cedar_engine *e, const cedar_step_plan *plan, cedar_err *err) {
     if (plan->rows > e->opts.step_rows || plan->entry_count > e->opts.step_seqs || plan->entry_count == 0)
-        return cedar_fail(err, CEDAR_E_ARG, "a step of %u rows and %u entries; this engine takes 1 to %u rows and %u entries",
-                          plan->rows, plan->entry_count, e->opts.step_rows, e->opts.step_seqs);
+        return cedar_fail(err, CEDAR_E_ARG,
+                          "a step of %u rows and %u entries; this engine takes 1 to %u rows and %u entries", plan->rows,
+                          plan->entry_count, e->opts.step_rows, e->opts.step_seqs);
     for (uint32_t i = 0; i < plan->entry_count; i++) {
         cedar_status st = check_entry(e, &plan->entries[i], err);
         if (!st) st = check_bounds(e, plan, &plan->entries[i], err);
@@ -368,11 +391,12 @@ cedar_status cedar_engine_draft(cedar_engine *e, cedar_draft_item *items, uint32
     for (uint32_t i = 0; i < count; i++) {
         seq_at(e, items[i].seq);
         if (items[i].token < 0 || items[i].token >= e->config->vocab)
-            return cedar_fail(err, CEDAR_E_ARG, "token %d is outside the vocabulary of %d", items[i].token, e->config->vocab);
+            return cedar_fail(err, CEDAR_E_ARG, "token %d is outside the vocabulary of %d", items[i].token,
+                              e->config->vocab);
         for (int32_t k = 0; items[i].forced && k < e->config->draft_block; k++)
             if (items[i].forced[k] < 0 || items[i].forced[k] >= e->config->vocab)
-                return cedar_fail(err, CEDAR_E_ARG, "forced token %d is outside the vocabulary of %d", items[i].forced[k],
-                                  e->config->vocab);
+                return cedar_fail(err, CEDAR_E_ARG, "forced token %d is outside the vocabulary of %d",
+                                  items[i].forced[k], e->config->vocab);
     }
     cedar_step_begin("a draft");
     cedar_status st = e->backend->draft(e->impl, items, count, e->seqs, err);
@@ -380,7 +404,7 @@ cedar_status cedar_engine_draft(cedar_engine *e, cedar_draft_item *items, uint32
     return st;
 }
 
-/* --- looking inside --------------------------------------------------------------------------------------------------- */
+/* --- looking inside ----------------------------------------------------------------------------------------------- */
 
 void cedar_engine_tap(cedar_engine *e, cedar_tap_fn fn, void *self) { e->backend->tap(e->impl, fn, self); }
 
@@ -425,7 +449,9 @@ void cedar_engine_poison(cedar_engine *e, int32_t seq) {
     uint32_t w = (uint32_t)e->config->window, reach = q->pos + 1 > w ? q->pos + 1 - w : 0;
     for (uint32_t ring = 0; ring < e->layout.ring_count; ring++) {
         int32_t layer = (int32_t)ring;
-        uint32_t lo = layer < e->config->cut ? q->bounds.lo_encoder : layer == e->config->cut ? q->bounds.lo_cut : q->bounds.lo_late;
+        uint32_t lo = layer < e->config->cut    ? q->bounds.lo_encoder
+                      : layer == e->config->cut ? q->bounds.lo_cut
+                                                : q->bounds.lo_late;
         /* the drafter reads one position more: its ring ends at pos - 1 */
         uint32_t from = layer < e->config->layers ? reach : q->pos > w ? q->pos - w : 0;
         if (lo < from) lo = from;

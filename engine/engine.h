@@ -84,13 +84,16 @@ cedar_status cedar_model_synth(const cedar_config *config, uint64_t seed, uint64
 
 /* A model whose weights the backend makes on its device from the seed: the same bits as cedar_model_synth, without host
  * memory. For backends that can ("cuda"). */
-cedar_status cedar_model_seeded(const cedar_config *config, uint64_t seed, cedar_model **out, cedar_err *err) CEDAR_USE_RESULT;
+cedar_status cedar_model_seeded(const cedar_config *config, uint64_t seed, cedar_model **out,
+                                cedar_err *err) CEDAR_USE_RESULT;
 
 /* A model without weights, for the backend "none" and modelled time. */
 cedar_status cedar_model_shape(const cedar_config *config, cedar_model **out, cedar_err *err) CEDAR_USE_RESULT;
 
-/* Writes a model as a checkpoint directory (one safetensors file); the directory is created and must be empty or new. */
-cedar_status cedar_model_save(const cedar_model *m, const char *config_json, const char *dir, cedar_err *err) CEDAR_USE_RESULT;
+/* Writes a model as a checkpoint directory (one safetensors file); the directory is created and must be empty or
+ * new. */
+cedar_status cedar_model_save(const cedar_model *m, const char *config_json, const char *dir,
+                              cedar_err *err) CEDAR_USE_RESULT;
 
 void cedar_model_close(cedar_model *m);
 const cedar_config *cedar_model_config(const cedar_model *m);
@@ -239,7 +242,8 @@ void cedar_engine_close(cedar_engine *e);
 const cedar_engine_opts *cedar_engine_options(const cedar_engine *e);
 
 /* Sequences. A handle is 0 .. seq_count-1. */
-cedar_status cedar_seq_open(cedar_engine *e, int32_t *seq, cedar_err *err) CEDAR_USE_RESULT;   /* CEDAR_E_BUSY if none is free */
+/* CEDAR_E_BUSY if none is free */
+cedar_status cedar_seq_open(cedar_engine *e, int32_t *seq, cedar_err *err) CEDAR_USE_RESULT;
 void cedar_seq_close(cedar_engine *e, int32_t seq);                         /* releases its pages */
 uint32_t cedar_seq_pos(const cedar_engine *e, int32_t seq);                 /* tokens committed */
 uint32_t cedar_seq_write_floor(const cedar_engine *e, int32_t seq);
@@ -248,8 +252,8 @@ const int32_t *cedar_seq_tokens(const cedar_engine *e, int32_t seq);        /* [
 const int32_t *cedar_seq_pages(const cedar_engine *e, int32_t seq, uint32_t *count);
 
 /* Encoder replay: adopts cached global rows. `seq` is fresh. `pages` hold the rows of tokens [0, hit.hit); each is
- * retained; a last page that is not full is copied, since it will be written. `tokens` [hit.hit]. Afterwards the sequence
- * is at hit.start with all bounds there, and tokens from hit.start on must be fed. */
+ * retained; a last page that is not full is copied, since it will be written. `tokens` [hit.hit]. Afterwards the
+ * sequence is at hit.start with all bounds there, and tokens from hit.start on must be fed. */
 cedar_status cedar_seq_adopt(cedar_engine *e, int32_t seq, const int32_t *tokens, const int32_t *pages,
                              const cedar_hit_plan *hit, cedar_err *err) CEDAR_USE_RESULT;
 
@@ -267,7 +271,8 @@ cedar_status cedar_seq_truncate(cedar_engine *e, int32_t seq, uint32_t tokens, c
 /* Stored windows: copies all rings, draft rings and open groups at the current position. */
 cedar_status cedar_snap_save(const cedar_engine *e, int32_t seq, cedar_snap **out, cedar_err *err) CEDAR_USE_RESULT;
 uint32_t cedar_snap_pos(const cedar_snap *s);
-uint64_t cedar_snap_bytes(const cedar_snap *s);     /* W rows per layer and stage, open groups: what a cache must store */
+/* W rows per layer and stage, open groups: what a cache must store */
+uint64_t cedar_snap_bytes(const cedar_snap *s);
 void cedar_snap_free(cedar_snap *s);
 
 /* Pages of the pool, for a prefix cache. A page in use has a count of at least 1. */
@@ -285,18 +290,22 @@ typedef struct cedar_step_out {
 
 /* Executes a plan whose entries were made with cedar_plan_rows from the sequences' present state, and whose positions
  * have pages (cedar_seq_reserve). At most one entry per sequence. */
-cedar_status cedar_engine_step(cedar_engine *e, const cedar_step_plan *plan, cedar_step_out *out, cedar_err *err) CEDAR_USE_RESULT;
+cedar_status cedar_engine_step(cedar_engine *e, const cedar_step_plan *plan, cedar_step_out *out,
+                               cedar_err *err) CEDAR_USE_RESULT;
 
-/* DSpark (spec/model.md 2.11): drafts after the committed tokens, `token` being the one sampled next. Changes nothing. */
+/* DSpark (spec/model.md 2.11): drafts after the committed tokens, `token` being the one sampled next. Changes
+ * nothing. */
 typedef struct cedar_draft_item {
     int32_t seq, token;
-    const int32_t *forced;      /* [block] continue the Markov chain with these instead of the greedy ids; may be NULL */
+    /* [block] continue the Markov chain with these instead of the greedy ids; may be NULL */
+    const int32_t *forced;
     int32_t *ids;               /* out [block] greedy ids */
     float *logits;              /* out [block, vocab] or NULL */
     float *confidence;          /* out [block] logits of the predicted acceptance, or NULL */
 } cedar_draft_item;
 
-cedar_status cedar_engine_draft(cedar_engine *e, cedar_draft_item *items, uint32_t count, cedar_err *err) CEDAR_USE_RESULT;
+cedar_status cedar_engine_draft(cedar_engine *e, cedar_draft_item *items, uint32_t count,
+                                cedar_err *err) CEDAR_USE_RESULT;
 
 /* --- looking inside (golden checks, audit) ------------------------------------------------------------------------ */
 

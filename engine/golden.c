@@ -1,10 +1,12 @@
 /* Golden vectors: runs every case of a directory that the independent oracle wrote and compares quantity by quantity.
  *
  * wide   logits within 1e-6 of the largest logit; bytes, lists, picks and ids without a mismatch.
- * f32    rounding is discontinuous: one fp32-sized error can flip a code, and every later row of the sequence follows it.
- *        So each block is checked alone, started from the golden streams: half of the rows within 1e-6 and at most 8 % of
- *        the elements of discrete quantities off. Of the final logits, half of all rows of all cases must be within 1e-5;
- *        a case whose own rows are not (its median, or an RMS above 0.01 + 3 x the manifest's fp32 noise) is marked "flip".
+ * f32    rounding is discontinuous: one fp32-sized error can flip a code, and every later row of the sequence follows
+ *        it.
+ *        So each block is checked alone, started from the golden streams: half of the rows within 1e-6 and at most 8 %
+ *        of the elements of discrete quantities off. Of the final logits, half of all rows of all cases must be within
+ *        1e-5; a case whose own rows are not (its median, or an RMS above 0.01 + 3 x the manifest's fp32 noise) is
+ *        marked "flip".
  * bf16   two correct bf16 runs of a random model differ by 0.15 in final logits, so those are shown only. Each block is
  *        checked alone: against a directory made in the oracle's `ref` precision half of the rows within 1e-6, against
  *        `wide` vectors within what bf16 rounding of one block explains. */
@@ -49,7 +51,7 @@ typedef struct golden_case {
     double f32_rms;
 } golden_case;
 
-/* --- reporting ---------------------------------------------------------------------------------------------------------- */
+/* --- reporting ---------------------------------------------------------------------------------------------------- */
 
 static void verdict(golden *g, bool ok, const char *what, const char *text) {
     g->checked++;
@@ -67,7 +69,8 @@ static int by_value(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-/* Distance of got to want [rows, width]; row errors are relative to the RMS of all of want. NaN anywhere gives infinity. */
+/* Distance of got to want [rows, width]; row errors are relative to the RMS of all of want. NaN anywhere gives
+ * infinity. */
 static distance compare(const float *got, const float *want, uint64_t rows, uint64_t width, double *row_error) {
     double sum = 0, top = 0, err2 = 0, top_err = 0;
     for (uint64_t k = 0; k < rows * width; k++) {
@@ -91,8 +94,8 @@ static distance compare(const float *got, const float *want, uint64_t rows, uint
     return (distance){ top_err / top, sqrt(err2 / (double)(rows * width) / mean), median };
 }
 
-static void check_floats(golden *g, const char *what, const float *got, const float *want, uint64_t rows, uint64_t width,
-                         double f32_rms) {
+static void check_floats(golden *g, const char *what, const float *got, const float *want, uint64_t rows,
+                         uint64_t width, double f32_rms) {
     double *row_error = cedar_calloc(rows, sizeof *row_error);
     if (!row_error) {
         verdict(g, false, what, "no memory");
@@ -104,8 +107,11 @@ static void check_floats(golden *g, const char *what, const float *got, const fl
     cedar_free(row_error);
     bool flip = g->opts->arith == CEDAR_F32 && !(d.median_row < 1e-5 && d.rms_rel < 0.01 + 3 * f32_rms);
     char text[TEXT];
-    snprintf(text, sizeof text, "%5llu rows  max %.2e  rms %.2e  median row %.2e%s", (unsigned long long)rows, d.max_rel, d.rms_rel,
-             d.median_row, flip ? "  flip" : g->opts->arith == CEDAR_BF16 ? "  shown only" : "");
+    snprintf(text, sizeof text, "%5llu rows  max %.2e  rms %.2e  median row %.2e%s", (unsigned long long)rows,
+             d.max_rel, d.rms_rel, d.median_row,
+             flip                           ? "  flip"
+             : g->opts->arith == CEDAR_BF16 ? "  shown only"
+                                            : "");
     bool finite = d.rms_rel < 10;
     verdict(g, g->opts->arith == CEDAR_WIDE ? d.max_rel <= 1e-6 : finite, what, text);
 }
@@ -118,7 +124,7 @@ static void check_discrete(golden *g, const char *what, uint64_t differ, uint64_
     verdict(g, (double)differ <= allowed * (double)count, what, text);
 }
 
-/* --- golden tensors ----------------------------------------------------------------------------------------------------- */
+/* --- golden tensors ----------------------------------------------------------------------------------------------- */
 
 static const cedar_st_tensor *find(const golden *g, const char *name) {
     const cedar_st_tensor *t = cedar_st_find(g->st, name);
@@ -131,7 +137,8 @@ static const cedar_st_tensor *find(const golden *g, const char *name) {
 static cedar_status check_used(const golden *g) {
     for (uint64_t i = 0; i < cedar_st_count(g->st); i++)
         if (!g->used[i] && strncmp(cedar_st_at(g->st, i)->name, "exact.", 6))
-            return cedar_fail(g->err, CEDAR_E_FORMAT, "golden.safetensors: no case of manifest.json uses its tensor \"%s\"",
+            return cedar_fail(g->err, CEDAR_E_FORMAT,
+                              "golden.safetensors: no case of manifest.json uses its tensor \"%s\"",
                               cedar_st_at(g->st, i)->name);
     return CEDAR_OK;
 }
@@ -153,7 +160,7 @@ static float *floats(golden *g, const cedar_st_tensor *t) {
     return f;
 }
 
-/* --- feeding ------------------------------------------------------------------------------------------------------------ */
+/* --- feeding ------------------------------------------------------------------------------------------------------ */
 
 static cedar_replay_rules rules_of(const golden *g, const golden_case *k) {
     uint32_t w = (uint32_t)g->c->window;
@@ -171,7 +178,8 @@ static cedar_status feed(golden *g, cedar_engine *e, int32_t seq, uint32_t end, 
     while (!st && cedar_seq_pos(e, seq) < end) {
         uint32_t pos = cedar_seq_pos(e, seq), rows = end - pos < chunk ? end - pos : chunk;
         uint32_t from = pos > g->first ? pos : g->first, wanted = from < pos + rows ? pos + rows - from : 0;
-        cedar_plan_rows(rules, kind, pos, rows, cedar_seq_bounds(e, seq), cedar_seq_write_floor(e, seq), false, wanted, &g->entry);
+        cedar_plan_rows(rules, kind, pos, rows, cedar_seq_bounds(e, seq), cedar_seq_write_floor(e, seq), false, wanted,
+                        &g->entry);
         g->entry.seq = seq;
         g->entry.tokens = g->tokens + pos;
         cedar_step_plan plan = { .cut = rules->cut, .entry_count = 1, .entries = &g->entry };
@@ -211,7 +219,7 @@ static cedar_status hit_of(golden *g, int32_t source, uint32_t hit, uint32_t sta
     return st;
 }
 
-/* --- cases -------------------------------------------------------------------------------------------------------------- */
+/* --- cases -------------------------------------------------------------------------------------------------------- */
 
 static cedar_status run_plain(golden *g, const golden_case *k, cedar_engine *e, int32_t *seq) {
     cedar_status st = cedar_seq_open(e, seq, g->err);
@@ -227,7 +235,8 @@ static cedar_status run_plain(golden *g, const golden_case *k, cedar_engine *e, 
 static cedar_status hit_source(golden *g, const golden_case *k, int32_t *source) {
     const cedar_replay_rules exact = { .window = (uint32_t)g->c->window };
     unsigned first_hit, second;
-    if (sscanf(k->id, "E.turns.h%u.h%u", &first_hit, &second) != 2) return fresh(g, g->e, (uint32_t)k->hit, &exact, source);
+    if (sscanf(k->id, "E.turns.h%u.h%u", &first_hit, &second) != 2)
+        return fresh(g, g->e, (uint32_t)k->hit, &exact, source);
     enum { TURN_DECODE = 8 };
     int32_t before;
     uint32_t w = (uint32_t)g->c->window;
@@ -250,7 +259,9 @@ static cedar_status run_hit(golden *g, const golden_case *k, int32_t *seq) {
         uint32_t count;
         st = cedar_snap_save(g->e, source, &snap, g->err);
         if (!st) st = cedar_seq_open(g->e, seq, g->err);
-        if (!st) st = cedar_seq_restore(g->e, *seq, g->tokens, cedar_seq_pages(g->e, source, &count), (uint32_t)k->hit, snap, g->err);
+        if (!st)
+            st = cedar_seq_restore(g->e, *seq, g->tokens, cedar_seq_pages(g->e, source, &count), (uint32_t)k->hit, snap,
+                                   g->err);
         cedar_snap_free(snap);
         cedar_seq_close(g->e, source);
     } else {
@@ -267,14 +278,17 @@ static cedar_status run_hit(golden *g, const golden_case *k, int32_t *seq) {
 }
 
 /* New global rows after a hit against CASE.L{s}.kv_bytes and .index_bytes, where the directory has them. */
-static cedar_status check_global_rows(golden *g, const cedar_st_tensor *t, int32_t seq, int32_t layer, int part, uint32_t lo) {
-    uint64_t d = (uint64_t)g->c->head_dim, x = (uint64_t)g->c->index_dim, record = part ? x / 2 + x / 32 : d / 2 + d / 16;
+static cedar_status check_global_rows(golden *g, const cedar_st_tensor *t, int32_t seq, int32_t layer, int part,
+                                      uint32_t lo) {
+    uint64_t d = (uint64_t)g->c->head_dim, x = (uint64_t)g->c->index_dim,
+             record = part ? x / 2 + x / 32 : d / 2 + d / 16;
     if (t->ndim != 2 || (uint64_t)t->shape[1] != record)
         return cedar_fail(g->err, CEDAR_E_FORMAT, "golden tensor \"%s\" is not made of records of %llu bytes", t->name,
                           (unsigned long long)record);
     uint8_t *got = cedar_calloc(1, t->bytes);
     if (!got) return cedar_fail(g->err, CEDAR_E_OOM, "no memory for %s", t->name);
-    cedar_status st = cedar_engine_read_global(g->e, seq, layer, lo, (uint32_t)t->shape[0], part ? NULL : got, part ? got : NULL, g->err);
+    cedar_status st = cedar_engine_read_global(g->e, seq, layer, lo, (uint32_t)t->shape[0], part ? NULL : got,
+                                               part ? got : NULL, g->err);
     uint64_t differ = 0;
     for (uint64_t b = 0; b < t->bytes; b++) differ += got[b] != t->data[b];
     if (!st) check_discrete(g, t->name, differ, t->bytes);
@@ -324,7 +338,8 @@ static cedar_status run_draft(golden *g, const golden_case *k) {
     int32_t seq, ids[64];
     float confidence[64], *logits = g->step_logits;
     uint32_t b = (uint32_t)g->c->draft_block;
-    if (b > 64 || b > g->token_count) return cedar_fail(g->err, CEDAR_E_UNSUPPORTED, "draft blocks of %u are not checked", b);
+    if (b > 64 || b > g->token_count)
+        return cedar_fail(g->err, CEDAR_E_UNSUPPORTED, "draft blocks of %u are not checked", b);
     cedar_status st = fresh(g, g->e, (uint32_t)k->n, &rules, &seq);
     if (st) return st;
     char name[128];
@@ -335,12 +350,14 @@ static cedar_status run_draft(golden *g, const golden_case *k) {
     if (!st) st = tensor(g, name, "F32", &want_conf);
     snprintf(name, sizeof name, "%s.logits", k->id);
     if (!st) st = tensor(g, name, "F32", &want_logits);
-    if (!st && (want_ids->bytes != b * 4 || want_conf->bytes != b * 4 || want_logits->bytes != (uint64_t)4 * b * (uint64_t)g->c->vocab))
+    if (!st && (want_ids->bytes != b * 4 || want_conf->bytes != b * 4 ||
+                want_logits->bytes != (uint64_t)4 * b * (uint64_t)g->c->vocab))
         st = cedar_fail(g->err, CEDAR_E_FORMAT, "golden drafts of %s are not %u long", k->id, b);
     int32_t forced[64];
     if (!st) memcpy(forced, want_ids->data, want_ids->bytes);
     /* bf16 follows the golden chain, so that its logits can be compared */
-    cedar_draft_item item = { seq, (int32_t)k->token, g->opts->arith == CEDAR_BF16 ? forced : NULL, ids, logits, confidence };
+    cedar_draft_item item = { seq,    (int32_t)k->token, g->opts->arith == CEDAR_BF16 ? forced : NULL, ids,
+                              logits, confidence };
     if (!st) st = cedar_engine_draft(g->e, &item, 1, g->err);
     cedar_seq_close(g->e, seq);
     if (st) return st;
@@ -400,7 +417,7 @@ static cedar_status run_case(golden *g, const golden_case *k) {
     return st;
 }
 
-/* --- manifest ----------------------------------------------------------------------------------------------------------- */
+/* --- manifest ----------------------------------------------------------------------------------------------------- */
 
 static int64_t int_or(const cedar_json *o, const char *key, int64_t fallback) {
     const json_t *v = json_object_get(o, key);
@@ -456,7 +473,7 @@ static cedar_status run_cases(golden *g) {
     return CEDAR_OK;
 }
 
-/* --- traces ------------------------------------------------------------------------------------------------------------- */
+/* --- traces ------------------------------------------------------------------------------------------------------- */
 
 enum { TRACE_ROWS = 4096 };
 
@@ -474,8 +491,9 @@ typedef struct trace_run {
     const char *misshapen;              /* a golden tensor whose rows do not have the engine's width */
 } trace_run;
 
-static const char *const tap_names[CEDAR_TAP_KIND_COUNT] = { "h", "pre", "latent", "scores", "topk", "pool", "router_ids",
-                                                             "router_w", "engram_rows", "window_bytes", "ring_bytes" };
+static const char *const tap_names[CEDAR_TAP_KIND_COUNT] = { "h",           "pre",          "latent",     "scores",
+                                                             "topk",        "pool",         "router_ids", "router_w",
+                                                             "engram_rows", "window_bytes", "ring_bytes" };
 
 /* Bytes of an element in golden.safetensors. */
 static const uint64_t tap_bytes[CEDAR_TAP_KIND_COUNT] = { 4, 4, 4, 4, 4, 1, 4, 4, 8, 1, 1 };
@@ -529,7 +547,8 @@ static void add_record(trace_sum *s, const uint8_t *got, const uint8_t *want, ui
 
 static bool is_zero_code(uint8_t a) { return (a & 0x7F) == 0; }
 
-static void trace_tap(void *self, cedar_tap_kind kind, int32_t layer, int32_t seq, uint32_t pos, const void *data, uint32_t width) {
+static void trace_tap(void *self, cedar_tap_kind kind, int32_t layer, int32_t seq, uint32_t pos, const void *data,
+                      uint32_t width) {
     (void)seq;
     trace_run *t = self;
     const cedar_st_tensor *w = trace_tensor(t->g, kind, layer);
@@ -577,10 +596,12 @@ static void trace_tap(void *self, cedar_tap_kind kind, int32_t layer, int32_t se
 static bool trace_inject(void *self, int32_t layer, int32_t seq, uint32_t pos, double *h, double *pre) {
     (void)seq;
     trace_run *t = self;
-    const cedar_st_tensor *wh = trace_tensor(t->g, CEDAR_TAP_H, layer - 1), *wp = trace_tensor(t->g, CEDAR_TAP_PRE, layer - 1);
+    const cedar_st_tensor *wh = trace_tensor(t->g, CEDAR_TAP_H, layer - 1),
+                          *wp = trace_tensor(t->g, CEDAR_TAP_PRE, layer - 1);
     uint64_t width = (uint64_t)t->g->c->hc * (uint64_t)t->g->c->hidden;
     if (!wh || !wp || t->stream_row[pos] < 0 || t->stream_row[pos] >= wh->shape[0] || pos >= wp->shape[0]) return false;
-    if (wh->bytes != 4 * width * (uint64_t)wh->shape[0] || wp->bytes != 4ull * (uint32_t)t->g->c->hc * (uint64_t)wp->shape[0]) {
+    if (wh->bytes != 4 * width * (uint64_t)wh->shape[0] ||
+        wp->bytes != 4ull * (uint32_t)t->g->c->hc * (uint64_t)wp->shape[0]) {
         t->misshapen = wh->name;
         return false;
     }
@@ -708,7 +729,8 @@ static cedar_status run_trace(golden *g) {
     cedar_engine_tap(g->e, NULL, NULL);
     cedar_engine_inject(g->e, NULL, NULL);
     if (!st && t->misshapen) {
-        st = cedar_fail(g->err, CEDAR_E_FORMAT, "golden tensor \"%s\" has rows of another width than this model", t->misshapen);
+        st = cedar_fail(g->err, CEDAR_E_FORMAT, "golden tensor \"%s\" has rows of another width than this model",
+                        t->misshapen);
         cedar_seq_close(g->e, seq);
     }
     if (!st) {
@@ -727,7 +749,7 @@ static cedar_status run_trace(golden *g) {
     return st;
 }
 
-/* --- the directory ------------------------------------------------------------------------------------------------------ */
+/* --- the directory ------------------------------------------------------------------------------------------------ */
 
 static cedar_status open_dir(golden *g, const char *dir) {
     char path[4096];
@@ -745,16 +767,24 @@ static cedar_status open_dir(golden *g, const char *dir) {
     const cedar_st_tensor *t = NULL;
     if ((st = tensor(g, "tokens", "I32", &t))) return st;
     g->token_count = (uint32_t)(t->bytes / 4);
-    if (g->token_count < BLOCK_ROWS) return cedar_fail(g->err, CEDAR_E_FORMAT, "golden.safetensors has only %u tokens", g->token_count);
+    if (g->token_count < BLOCK_ROWS)
+        return cedar_fail(g->err, CEDAR_E_FORMAT, "golden.safetensors has only %u tokens", g->token_count);
     g->tokens = cedar_calloc(g->token_count, sizeof *g->tokens);
     g->logits = cedar_calloc((size_t)g->token_count * (size_t)g->c->vocab, sizeof *g->logits);
     g->step_logits = cedar_calloc((size_t)g->token_count * (size_t)g->c->vocab, sizeof *g->step_logits);
-    if (!g->tokens || !g->logits || !g->step_logits) return cedar_fail(g->err, CEDAR_E_OOM, "no memory for golden logits");
-    memcpy(g->tokens, t->data, t->bytes);
+    if (!g->tokens || !g->logits || !g->step_logits)
+        return cedar_fail(g->err, CEDAR_E_OOM, "no memory for golden logits");
+    memcpy(g->tokens, t->data, (size_t)g->token_count * sizeof *g->tokens);
+    for (uint32_t i = 0; i < g->token_count; i++)
+        if (g->tokens[i] < 0 || g->tokens[i] >= g->c->vocab)
+            return cedar_fail(g->err, CEDAR_E_FORMAT,
+                              "golden.safetensors: token %d at position %u is outside the vocabulary of %d",
+                              g->tokens[i], i, g->c->vocab);
     return open_engine(g, false, &g->e);
 }
 
-cedar_status cedar_golden_check(const char *dir, const cedar_golden_opts *opts, uint32_t *checked, uint32_t *failed, cedar_err *err) {
+cedar_status cedar_golden_check(const char *dir, const cedar_golden_opts *opts, uint32_t *checked, uint32_t *failed,
+                                cedar_err *err) {
     golden g = { .opts = opts, .err = err };
     cedar_status st = open_dir(&g, dir);
     if (!st) st = run_cases(&g);
@@ -762,7 +792,8 @@ cedar_status cedar_golden_check(const char *dir, const cedar_golden_opts *opts, 
     if (!st && opts->arith == CEDAR_WIDE) st = check_used(&g);      /* the others compare less */
     if (!st && opts->arith == CEDAR_F32) {
         char text[TEXT];
-        snprintf(text, sizeof text, "%llu of %llu rows within 1e-5", (unsigned long long)g.rows_close, (unsigned long long)g.rows_seen);
+        snprintf(text, sizeof text, "%llu of %llu rows within 1e-5", (unsigned long long)g.rows_close,
+                 (unsigned long long)g.rows_seen);
         verdict(&g, 2 * g.rows_close >= g.rows_seen, "final logits, all cases", text);
     }
     *checked = g.checked;

@@ -1,6 +1,7 @@
 /* Private to engine/: where a token's cached bytes lie. One place for writers and readers of every cache format.
  *
- * Page: for each KV source in layer order: kv codes of all entries, kv scales of all entries, index codes, index scales.
+ * Page: for each KV source in layer order: kv codes of all entries, kv scales of all entries, index codes, index
+ * scales.
  * Ring row: E4M3 codes [head_dim], then UE8M0 scales [head_dim/32]. */
 #ifndef CEDAR_ENGINE_LAYOUT_H
 #define CEDAR_ENGINE_LAYOUT_H

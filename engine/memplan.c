@@ -1,5 +1,5 @@
-/* The memory plan: which options an engine can have, and what weights, caches and working memory then cost, from the shape
- * alone.
+/* The memory plan: which options an engine can have, and what weights, caches and working memory then cost, from the
+ * shape alone.
  *
  * Weights are summed over the same tensor walk that opening uses; caches come from the layout the engine allocates by.
  * Allocation: none. */
@@ -88,7 +88,8 @@ cedar_status cedar_engine_opts_check(const cedar_config *c, const cedar_engine_o
                           "any engine takes are 2^20, 2^30, 2^24 and 4096",
                           o->page_tokens, o->context_tokens, o->step_rows, o->verify_rows);
     if (o->page_count > INT32_MAX || o->seq_count > INT32_MAX)
-        return cedar_fail(err, CEDAR_E_ARG, "page_count is %u and seq_count %u; the most that any engine takes is 2^31 - 1",
+        return cedar_fail(err, CEDAR_E_ARG,
+                          "page_count is %u and seq_count %u; the most that any engine takes is 2^31 - 1",
                           o->page_count, o->seq_count);
     return CEDAR_OK;
 }

@@ -1,5 +1,5 @@
-/* A model as an object: making an empty one, closing it, its hash, and what a shape fixes for all backends. Weights are put
- * in by checkpoint.c and synth.c. */
+/* A model as an object: making an empty one, closing it, its hash, and what a shape fixes for all backends. Weights are
+ * put in by checkpoint.c and synth.c. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>

@@ -67,8 +67,8 @@ cedar_status cedar_config_parse(const char *text, size_t bytes, const char *path
  * vocabulary). Owned by the caller (cedar_model_close). */
 cedar_status cedar_model_new(const cedar_config *c, cedar_model **out, cedar_err *err) CEDAR_USE_RESULT;
 
-/* Angles of rotation per position, plain [rope_dim / 2] for window-only layers, yarn [rope_dim / 2] for layers that read
- * global KV (spec/model.md 2.3). The one place, so that all backends rotate by the same doubles. */
+/* Angles of rotation per position, plain [rope_dim / 2] for window-only layers, yarn [rope_dim / 2] for layers that
+ * read global KV (spec/model.md 2.3). The one place, so that all backends rotate by the same doubles. */
 void cedar_rope_frequencies(const cedar_config *c, double *plain, double *yarn);
 
 /* One logical tensor of a shape, without its companion scale. */

@@ -35,7 +35,8 @@ uint8_t cedar_e4m3_encode(double x) {
 /* E2M1 code of x / s without dividing: the midpoints times s are exact, so this is the exact comparison. */
 static uint8_t e2m1_scaled(double x, double s) {
     double a = fabs(x);
-    int c = (a > .25 * s) + (a >= .75 * s) + (a > 1.25 * s) + (a >= 1.75 * s) + (a > 2.5 * s) + (a >= 3.5 * s) + (a > 5 * s);
+    int c = (a > .25 * s) + (a >= .75 * s) + (a > 1.25 * s) + (a >= 1.75 * s) + (a > 2.5 * s) + (a >= 3.5 * s) +
+            (a > 5 * s);
     if (x != x) c = 7;
     return (uint8_t)(c | (int)(bits_of(x) >> 63 << 3));
 }
@@ -49,7 +50,14 @@ uint8_t cedar_pow2_ceil_byte(double amax, float inverse_max) {
     return (uint8_t)((u >> 23) + ((u & 0x7fffffu) != 0));
 }
 
-#define MAX_ABS(x, n, out) do { out = 0; for (int q_ = 0; q_ < n; q_++) { double a_ = fabs((double)(x)[q_]); if (a_ > out) out = a_; } } while (0)
+#define MAX_ABS(x, n, out)                                                                                             \
+    do {                                                                                                               \
+        out = 0;                                                                                                       \
+        for (int q_ = 0; q_ < n; q_++) {                                                                               \
+            double a_ = fabs((double)(x)[q_]);                                                                         \
+            if (a_ > out) out = a_;                                                                                    \
+        }                                                                                                              \
+    } while (0)
 
 void cedar_fp8q32_d(const double *x, int n, uint8_t *codes, uint8_t *scales) {
     for (int b = 0; b < n; b += 32) {

@@ -43,7 +43,9 @@ static void unknown_key(reader *r, const char *name) {
     for (size_t i = 0; i < count; i++) words[i] = k[i].key;
     words[count] = "name";
     const char *near = cedar_nearest(name, words, count + 1);
-    r->st = cedar_fail(r->err, CEDAR_E_FORMAT, near ? "%s: unknown figure \"%s\"; did you mean \"%s\"?" : "%s: unknown figure \"%s\"", r->path, name, near);
+    r->st = cedar_fail(r->err, CEDAR_E_FORMAT,
+                       near ? "%s: unknown figure \"%s\"; did you mean \"%s\"?" : "%s: unknown figure \"%s\"", r->path,
+                       name, near);
 }
 
 /* The figure at the top of the stack: a number, or { number, "source" }. */
@@ -71,7 +73,8 @@ static void read_pair(lua_State *L, reader *r) {
     const char *name = lua_tostring(L, -2);
     if (strcmp(name, "name") == 0) {
         if (lua_type(L, -1) != LUA_TSTRING || strlen(lua_tostring(L, -1)) >= sizeof r->out->name)
-            r->st = cedar_fail(r->err, CEDAR_E_FORMAT, "%s: name must be a string of at most %zu bytes", r->path, sizeof r->out->name - 1);
+            r->st = cedar_fail(r->err, CEDAR_E_FORMAT, "%s: name must be a string of at most %zu bytes", r->path,
+                               sizeof r->out->name - 1);
         else snprintf(r->out->name, sizeof r->out->name, "%s", lua_tostring(L, -1));
         return;
     }
@@ -82,7 +85,8 @@ static void read_pair(lua_State *L, reader *r) {
         return;
     }
     if (!figure(L, &v) || !(v >= k->lo && v <= k->hi)) {
-        r->st = cedar_fail(r->err, CEDAR_E_FORMAT, "%s: %s must be a number from %g to %g, or such a number and its source (%s)", r->path, name,
+        r->st = cedar_fail(r->err, CEDAR_E_FORMAT,
+                           "%s: %s must be a number from %g to %g, or such a number and its source (%s)", r->path, name,
                            k->lo, k->hi, k->help);
         return;
     }
@@ -112,7 +116,9 @@ static cedar_status read_file(reader *r) {
     bool bad = ferror(f);
     fclose(f);
     if (bad) return cedar_fail(r->err, CEDAR_E_IO, "%s: reading failed", r->path);
-    if (r->bytes == sizeof r->text) return cedar_fail(r->err, CEDAR_E_FORMAT, "%s: larger than the %d bytes a description may have", r->path, FILE_BYTES_MAX - 1);
+    if (r->bytes == sizeof r->text)
+        return cedar_fail(r->err, CEDAR_E_FORMAT, "%s: larger than the %d bytes a description may have", r->path,
+                          FILE_BYTES_MAX - 1);
     return CEDAR_OK;
 }
 
@@ -149,7 +155,8 @@ cedar_status cedar_hardware_load(const char *path, cedar_hardware *out, cedar_er
     if (!st) {
         lua_pushcfunction(L, read_table);
         lua_pushlightuserdata(L, r);
-        if (lua_pcall(L, 1, 0, 0)) st = cedar_fail(err, CEDAR_E_FORMAT, "%s", lua_isstring(L, -1) ? lua_tostring(L, -1) : "not a description");
+        if (lua_pcall(L, 1, 0, 0))
+            st = cedar_fail(err, CEDAR_E_FORMAT, "%s", lua_isstring(L, -1) ? lua_tostring(L, -1) : "not a description");
         else st = r->st ? r->st : all_there(r);
     }
     if (L) lua_close(L);
@@ -162,8 +169,10 @@ cedar_status cedar_hardware_find(const char *data_dir, const char *name, cedar_h
     char path[4096];
     size_t n = strlen(name);
     if (strchr(name, '/') || (n > 4 && strcmp(name + n - 4, ".lua") == 0)) return cedar_hardware_load(name, out, err);
-    if (snprintf(path, sizeof path, "%s/scenarios/hardware/%s.lua", data_dir ? data_dir : ".", name) >= (int)sizeof path)
+    if (snprintf(path, sizeof path, "%s/scenarios/hardware/%s.lua", data_dir ? data_dir : ".", name) >=
+        (int)sizeof path)
         return cedar_fail(err, CEDAR_E_ARG, "hardware \"%.64s\" has too long a path", name);
     cedar_status st = cedar_hardware_load(path, out, err);
-    return st == CEDAR_E_IO ? cedar_fail(err, st, "hardware \"%.64s\" is not known: there is no %.200s", name, path) : st;
+    return st == CEDAR_E_IO ? cedar_fail(err, st, "hardware \"%.64s\" is not known: there is no %.200s", name, path)
+                            : st;
 }

@@ -63,8 +63,10 @@ cedar_status reports_sql_fail(cedar_err *err, sqlite3 *db, const char *path, con
                           path, sys ? strerror(sys) : "no reason given", doing);
     case SQLITE_READONLY:
         if (code == SQLITE_READONLY_ROLLBACK || code == SQLITE_READONLY_RECOVERY || code == SQLITE_READONLY_CANTINIT)
-            return cedar_fail(err, CEDAR_E_IO, "%s: the program that wrote it was killed in the middle of a write; `sqlite3 "
-                              "FILE .tables` repairs it, --replace writes it anew", path);
+            return cedar_fail(err, CEDAR_E_IO,
+                              "%s: the program that wrote it was killed in the middle of a write; `sqlite3 FILE "
+                              ".tables` repairs it, --replace writes it anew",
+                              path);
         return cedar_fail(err, CEDAR_E_IO, "%s: is read-only while %s", path, doing);
     case SQLITE_BUSY: case SQLITE_LOCKED:
         return cedar_fail(err, CEDAR_E_BUSY, "%s: is in use by another program while %s", path, doing);

@@ -42,14 +42,32 @@ static const column manifest_columns[] = {
 };
 
 #define RUN(member, kind) { #member, COLUMN_##kind, offsetof(cedar_run_row, member) }
-static const column run_columns[] = {
-    RUN(run_id, I64), RUN(label, TEXT), RUN(config_json, TEXT), RUN(config_hash, TEXT), RUN(model_name, TEXT),
-    RUN(model_hash, TEXT), RUN(model_origin, TEXT), RUN(trace_paths, TEXT), RUN(trace_hash, TEXT), RUN(backend, TEXT),
-    RUN(arith, TEXT), RUN(clock, TEXT), RUN(replay, TEXT), RUN(rules, TEXT), RUN(admission, TEXT), RUN(floor_mode, TEXT),
-    RUN(floor_milli_tok_s_user, U64), RUN(floor_percentile, U32), RUN(seed, SEED), RUN(lanes, U32), RUN(vocab, U32),
-    RUN(window, U32), RUN(page_tokens, U32), RUN(kv_token_bytes_x1000, U64), RUN(window_snap_bytes, U64),
-    RUN(plan_total_bytes, U64)
-};
+static const column run_columns[] = { RUN(run_id, I64),
+                                      RUN(label, TEXT),
+                                      RUN(config_json, TEXT),
+                                      RUN(config_hash, TEXT),
+                                      RUN(model_name, TEXT),
+                                      RUN(model_hash, TEXT),
+                                      RUN(model_origin, TEXT),
+                                      RUN(trace_paths, TEXT),
+                                      RUN(trace_hash, TEXT),
+                                      RUN(backend, TEXT),
+                                      RUN(arith, TEXT),
+                                      RUN(clock, TEXT),
+                                      RUN(replay, TEXT),
+                                      RUN(rules, TEXT),
+                                      RUN(admission, TEXT),
+                                      RUN(floor_mode, TEXT),
+                                      RUN(floor_milli_tok_s_user, U64),
+                                      RUN(floor_percentile, U32),
+                                      RUN(seed, SEED),
+                                      RUN(lanes, U32),
+                                      RUN(vocab, U32),
+                                      RUN(window, U32),
+                                      RUN(page_tokens, U32),
+                                      RUN(kv_token_bytes_x1000, U64),
+                                      RUN(window_snap_bytes, U64),
+                                      RUN(plan_total_bytes, U64) };
 
 #define SESSION(member, kind) { #member, COLUMN_##kind, offsetof(cedar_session_row, member) }
 static const column session_columns[] = {

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "sim/cli_int.h"
@@ -66,12 +67,26 @@ void cedar_cli_data_dir(char *out, size_t bytes) {
 
 /* --- signals ------------------------------------------------------------------------------------------------------ */
 
-static volatile int stop_signal;    /* written by the handler; the one piece of state a handler can have */
+static volatile int stop_signal;    /* written by the handler, like the next */
+static volatile int64_t first_signal_ns;
 
-static void on_signal(int number) { stop_signal = number; }
+/* The first signal asks for an end after the running step. A later one ends the program at once; within a second of the
+ * first it does not count, because `timeout` and terminals may send the same signal to a process and to its group. */
+static void on_signal(int number) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    int64_t now_ns = (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+    if (!stop_signal) {
+        stop_signal = number;
+        first_signal_ns = now_ns;
+    } else if (now_ns - first_signal_ns > 1000000000) {
+        signal(number, SIG_DFL);
+        raise(number);
+    }
+}
 
 void cedar_cli_catch_signals(void) {
-    struct sigaction a = { .sa_handler = on_signal, .sa_flags = (int)SA_RESETHAND };
+    struct sigaction a = { .sa_handler = on_signal };
     sigemptyset(&a.sa_mask);
     sigaction(SIGINT, &a, NULL);
     sigaction(SIGTERM, &a, NULL);

@@ -30,8 +30,8 @@ typedef struct execution {
     const char *const *overrides;
     size_t override_count;
     bool replace, quiet, bar;   /* bar: progress goes to a terminal */
-    cedar_store *store;         /* made for the first row: a scenario that does not even start leaves no file, and leaves
-                                 * alone the one it was to replace */
+    cedar_store *store;         /* made for the first row: a scenario that does not even start leaves no file, and the
+                                 * one it was to replace as it is */
     cedar_observer observer;    /* first_run until there is a store, then the store's */
     cedar_run_cache *cache;
     int64_t runs, last_bar_ns;
@@ -211,7 +211,12 @@ static cedar_status read_scenario(execution *x, char *found, size_t bytes, cedar
     if (access(found, R_OK))
         return cedar_fail(err, CEDAR_E_IO, "scenario %s: no such file, neither here nor under %s", x->path,
                           x->data_dir);
-    return cedar_file_read(found, SCENARIO_BYTES_MAX, &x->text, &x->bytes, err);
+    cedar_status st = cedar_file_read(found, SCENARIO_BYTES_MAX, &x->text, &x->bytes, err);
+    size_t text = st ? 0 : strlen(x->text);     /* what the database can hold */
+    bool compiled = !st && x->text[0] == '\033';        /* the sandbox has a better word for it */
+    if (!st && text < x->bytes && !compiled)
+        st = cedar_fail(err, CEDAR_E_SCRIPT, "%s: byte %zu is 0; a scenario must be text", x->path, text + 1);
+    return st;
 }
 
 /* The outcome of the scenario, then that of closing the database; the summary comes from the database. */

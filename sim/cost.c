@@ -39,8 +39,8 @@ static cedar_status check_hardware(const cedar_hardware *hw, cedar_err *err) {
         double v;
         memcpy(&v, (const char *)hw + k[i].offset, sizeof v);
         if (!(v >= k[i].lo && v <= k[i].hi))
-            return cedar_fail(err, CEDAR_E_ARG, "hardware \"%s\": %s is %g, allowed are %g to %g (%s)", hw->name, k[i].key, v, k[i].lo,
-                              k[i].hi, k[i].help);
+            return cedar_fail(err, CEDAR_E_ARG, "hardware \"%s\": %s is %g, allowed are %g to %g (%s)", hw->name,
+                              k[i].key, v, k[i].lo, k[i].hi, k[i].help);
     }
     return CEDAR_OK;
 }
@@ -65,10 +65,12 @@ double cedar_cost_weight_bytes(const cedar_config *c, bool tables) {
 static double fp8_bytes(double parameters) { return parameters * (1 + 1.0 / 1024); }
 static double fp4_bytes(double parameters) { return parameters * (0.5 + 1.0 / 32); }
 
-cedar_status cedar_cost_make(const cedar_config *c, const cedar_hardware *hw, cedar_graphs graphs, cedar_cost *out, cedar_err *err) {
+cedar_status cedar_cost_make(const cedar_config *c, const cedar_hardware *hw, cedar_graphs graphs, cedar_cost *out,
+                             cedar_err *err) {
     cedar_status st = check_hardware(hw, err);
     if (st) return st;
-    double d = c->hidden, heads = (double)c->heads * c->head_dim, ql = c->q_lora, lora = (double)c->o_groups * c->o_lora;
+    double d = c->hidden, heads = (double)c->heads * c->head_dim, ql = c->q_lora,
+           lora = (double)c->o_groups * c->o_lora;
     double attention = ql * d + heads * ql + c->head_dim * d + lora * (heads / c->o_groups) + d * lora;
     double expert = 3.0 * c->moe_dim * d, router = c->experts * d, mix = 2.0 * (2 + c->hc) * c->hc * c->hc * d;
     *out = (cedar_cost){
@@ -124,10 +126,12 @@ static void add_layers(const cedar_cost *k, int32_t first, int32_t last, const r
         double keys = smaller(mean, c->window);
         if (c->is_kv_source[i]) bytes += k->source_bytes;
         if (c->ratio[i] > 0) keys += smaller(mean / c->ratio[i], c->index_topk);
-        double key_bytes = s->rows * (smaller(mean, c->window) * k->window_key_bytes +
-                                      (c->ratio[i] > 0 ? smaller(mean / c->ratio[i], c->index_topk) * k->kv_key_bytes : 0));
+        double key_bytes =
+            s->rows * (smaller(mean, c->window) * k->window_key_bytes +
+                       (c->ratio[i] > 0 ? smaller(mean / c->ratio[i], c->index_topk) * k->kv_key_bytes : 0));
         double core = s->rows * keys * k->core_flop;
-        p->attention_ns += larger(key_bytes / bw, core / (k->hw.gpus * k->hw.attention_flop_s * k->hw.attention_efficiency)) * 1e9;
+        p->attention_ns +=
+            larger(key_bytes / bw, core / (k->hw.gpus * k->hw.attention_flop_s * k->hw.attention_efficiency)) * 1e9;
         p->bytes += key_bytes;
         p->flop += core;
         if (!c->is_index_source[i]) continue;
@@ -135,11 +139,13 @@ static void add_layers(const cedar_cost *k, int32_t first, int32_t last, const r
         double entries = scored_entries(k, i, s), score = entries * k->score_flop;
         /* rows of one prompt share the keys they scan; the bytes of a scan count once per 64 rows */
         double scan_bytes = entries * k->index_key_bytes / larger(1, smaller(s->rows, 64));
-        p->indexer_ns += larger(scan_bytes / bw, score / (k->hw.gpus * k->hw.indexer_flop_s * k->hw.indexer_efficiency)) * 1e9;
+        p->indexer_ns +=
+            larger(scan_bytes / bw, score / (k->hw.gpus * k->hw.indexer_flop_s * k->hw.indexer_efficiency)) * 1e9;
         p->bytes += scan_bytes;
         p->flop += score;
     }
-    double weights_ns = bytes / bw * 1e9, matmul_ns = flop / (k->hw.gpus * k->hw.matmul_flop_s * k->hw.matmul_efficiency) * 1e9;
+    double weights_ns = bytes / bw * 1e9,
+           matmul_ns = flop / (k->hw.gpus * k->hw.matmul_flop_s * k->hw.matmul_efficiency) * 1e9;
     p->weights_ns += weights_ns;
     p->matmul_ns += matmul_ns;
     p->dense_ns += larger(weights_ns, matmul_ns);
@@ -152,17 +158,27 @@ static int64_t whole(double ns) { return (int64_t)(ns + 0.5); }
 
 /* With graphs "full" a trimmed step replays the whole batch's graph: nothing is trimmed (spec/replay.md 2.7). With
  * "split" both pieces are graphs; with "off" every launch is eager. */
-static int64_t total_of(const cedar_cost *k, const price *p, double rows, double logits, bool trimmed, cedar_cost_parts *parts) {
+static int64_t total_of(const cedar_cost *k, const price *p, double rows, double logits, bool trimmed,
+                        cedar_cost_parts *parts) {
     double gap = k->graphs == CEDAR_GRAPHS_OFF ? k->hw.eager_launch_ns : k->hw.launch_ns;
-    double launch = p->layers * k->hw.kernels_per_layer * gap + (trimmed && k->graphs == CEDAR_GRAPHS_SPLIT ? 4 * k->hw.launch_ns : 0);
-    double link = k->hw.gpus > 1 ? 2 * p->layers * (k->hw.allreduce_ns + rows * k->c->hidden * 2 / k->hw.link_bytes_s * 1e9) : 0;
+    double launch = p->layers * k->hw.kernels_per_layer * gap +
+                    (trimmed && k->graphs == CEDAR_GRAPHS_SPLIT ? 4 * k->hw.launch_ns : 0);
+    double link =
+        k->hw.gpus > 1 ? 2 * p->layers * (k->hw.allreduce_ns + rows * k->c->hidden * 2 / k->hw.link_bytes_s * 1e9) : 0;
     double head = logits > 0 ? k->head_bytes / (k->hw.gpus * k->hw.copy_bytes_s * k->hw.memory_efficiency) * 1e9 : 0;
     double total = p->dense_ns + p->attention_ns + p->indexer_ns + launch + link + head + k->hw.step_host_ns;
     if (parts)
-        *parts = (cedar_cost_parts){ .weights_ns = whole(p->weights_ns), .matmul_ns = whole(p->matmul_ns),
-                                     .attention_ns = whole(p->attention_ns), .indexer_ns = whole(p->indexer_ns), .head_ns = whole(head),
-                                     .launch_ns = whole(launch), .link_ns = whole(link), .host_ns = whole(k->hw.step_host_ns),
-                                     .total_ns = whole(total), .bytes = p->bytes + (logits > 0 ? k->head_bytes : 0), .flop = p->flop };
+        *parts = (cedar_cost_parts){ .weights_ns = whole(p->weights_ns),
+                                     .matmul_ns = whole(p->matmul_ns),
+                                     .attention_ns = whole(p->attention_ns),
+                                     .indexer_ns = whole(p->indexer_ns),
+                                     .head_ns = whole(head),
+                                     .launch_ns = whole(launch),
+                                     .link_ns = whole(link),
+                                     .host_ns = whole(k->hw.step_host_ns),
+                                     .total_ns = whole(total),
+                                     .bytes = p->bytes + (logits > 0 ? k->head_bytes : 0),
+                                     .flop = p->flop };
     return whole(total);
 }
 

@@ -1,7 +1,8 @@
 /* The cost model: what a step plan takes on described hardware, in whole nanoseconds, without any numerics.
  *
- * The price of a step: for each group of layers the larger of weight bytes over bandwidth and matrix operations over rate;
- * the like for attention and for index scores of each layer; then the head, launches, all-reduces, and the host's work.
+ * The price of a step: for each group of layers the larger of weight bytes over bandwidth and matrix operations over
+ * rate; the like for attention and for index scores of each layer; then the head, launches, all-reduces, and the host's
+ * work.
  * Nothing else overlaps. It is a model (docs/METHOD.md "Modelled time"): figures made with it are marked "modelled"
  * wherever they appear.
  * Determinism: +, -, *, / and comparisons of doubles only, rounded once: the same integer on every machine.
@@ -83,7 +84,8 @@ int64_t cedar_cost_predict_ns(const cedar_cost *k, uint32_t decode_rows, uint32_
 /* Expected distinct experts of `rows` tokens with uniform routing: E (1 - (1 - k/E)^rows) (spec/performance.md 2.2). */
 double cedar_cost_experts_touched(const cedar_config *c, uint32_t rows);
 
-/* Bytes of weights that the GPUs must hold together: all tensors but the Engram tables (host memory) unless `tables`. */
+/* Bytes of weights that the GPUs must hold together: all tensors but the Engram tables (host memory) unless
+ * `tables`. */
 double cedar_cost_weight_bytes(const cedar_config *c, bool tables);
 
 #endif

@@ -12,7 +12,12 @@
 #include "sim/cost.h"
 #include "sim/sim.h"
 
-typedef enum cedar_backend { CEDAR_BACKEND_AUTO, CEDAR_BACKEND_CPU, CEDAR_BACKEND_CUDA, CEDAR_BACKEND_NONE } cedar_backend_kind;
+typedef enum cedar_backend {
+    CEDAR_BACKEND_AUTO,
+    CEDAR_BACKEND_CPU,
+    CEDAR_BACKEND_CUDA,
+    CEDAR_BACKEND_NONE
+} cedar_backend_kind;
 typedef enum cedar_order { CEDAR_ORDER_SEQUENTIAL, CEDAR_ORDER_SHUFFLE } cedar_order;
 typedef enum cedar_replay_kind {
     CEDAR_REPLAY_EXACT, CEDAR_REPLAY_DECODER, CEDAR_REPLAY_ENCODER, CEDAR_REPLAY_BOTH

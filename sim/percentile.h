@@ -1,4 +1,5 @@
-/* Percentiles and means of a list of numbers, for the summary of a run; reports/views.sql has the same definitions in SQL.
+/* Percentiles and means of a list of numbers, for the summary of a run; reports/views.sql has the same definitions in
+ * SQL.
  *
  * Percentile p of n values: sort them, k = (n - 1) * p / 100, linear between v[floor k] and v[floor k + 1]. Empty lists
  * give NaN.

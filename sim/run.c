@@ -40,7 +40,8 @@ static bool stores_windows(const run *r) { return r->cache && !r->rules.encoder;
 
 static cedar_status emit_begin(run *r, cedar_err *err) {
     static const char *const replays[] = { "exact", "decoder", "encoder", "both" };
-    static const char *const ariths[] = { "wide", "f32", "bf16" }, *const clocks[] = { "measured", "recorded", "modelled" };
+    static const char *const ariths[] = { "wide", "f32", "bf16" }, *const clocks[] = { "measured", "recorded",
+                                                                                       "modelled" };
     char *json = NULL, hash[CEDAR_SHA256_HEX];
     cedar_status st = cedar_opts_json(r->opts, &json, err);
     if (st) return st;
@@ -591,8 +592,8 @@ static void note_step(run *r, const cedar_step_plan *plan) {
 }
 
 /* Length of step `id` on the meter: measured just now, modelled, or recorded. */
-static cedar_status step_length(const run *r, int64_t id, const cedar_step_plan *plan, int64_t measured_ns, int64_t *out,
-                                cedar_err *err) {
+static cedar_status step_length(const run *r, int64_t id, const cedar_step_plan *plan, int64_t measured_ns,
+                                int64_t *out, cedar_err *err) {
     const cedar_recorded *rec = r->host->recorded;
     *out = r->opts->clock == CEDAR_CLOCK_MODELLED ? cedar_cost_step_ns(&r->cost, plan, NULL) : measured_ns;
     if (r->opts->clock != CEDAR_CLOCK_RECORDED) return CEDAR_OK;
@@ -687,7 +688,8 @@ static cedar_status step(run *r, const cedar_step_plan *plan, bool scored, int64
     const cedar_run_opts *o = r->opts;
     cedar_step_row row;
     describe_step(r, plan, &row);
-    bool measured = o->clock == CEDAR_CLOCK_MEASURED, paced = o->pace == CEDAR_PACE_FIXED && o->clock != CEDAR_CLOCK_MODELLED;
+    bool measured = o->clock == CEDAR_CLOCK_MEASURED,
+         paced = o->pace == CEDAR_PACE_FIXED && o->clock != CEDAR_CLOCK_MODELLED;
     row.plan_ns = measured ? host_ns() - plan_start_ns : 0;
     cedar_step_out out = { .logits = scored ? r->logits : NULL, .argmax = r->argmax };
     cedar_status st = cedar_engine_step(r->engine, plan, &out, err);

@@ -63,7 +63,9 @@ cedar_status cedar_run_load_model(cedar_run_cache *c, const cedar_run_opts *o, c
         cedar_free(key);
     } else {
         if (c) drop_model(c);       /* before the next one takes its memory */
-        cedar_weights_place place = backend == CEDAR_BACKEND_NONE ? CEDAR_WEIGHTS_NONE : backend == CEDAR_BACKEND_CUDA ? CEDAR_WEIGHTS_DEVICE : CEDAR_WEIGHTS_HOST;
+        cedar_weights_place place = backend == CEDAR_BACKEND_NONE   ? CEDAR_WEIGHTS_NONE
+                                    : backend == CEDAR_BACKEND_CUDA ? CEDAR_WEIGHTS_DEVICE
+                                                                    : CEDAR_WEIGHTS_HOST;
         cedar_status st = cedar_model_find(o->model, data_dir, (uint64_t)o->weights_seed, place, out, origin, err);
         if (st) {
             cedar_free(key);

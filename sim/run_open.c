@@ -2,6 +2,9 @@
 #include "base/mem.h"
 #include "sim/run_int.h"
 
+/* Share of described device memory that weights, windows and pages may take; the rest is for activations. */
+static const double MEMORY_SHARE = 0.95;
+
 typedef cedar_run_state run;
 
 static cedar_status refuse_early(const run *r, cedar_err *err) {
@@ -19,9 +22,11 @@ static cedar_status refuse_early(const run *r, cedar_err *err) {
     if (o->clock == CEDAR_CLOCK_MODELLED && (!*o->hardware || !r->host->hardware))
         return cedar_fail(err, CEDAR_E_ARG, "clock = \"modelled\" needs hardware to price, e.g. hardware = \"h200\"");
     if (o->clock != CEDAR_CLOCK_MODELLED && o->backend == CEDAR_BACKEND_NONE)
-        return cedar_fail(err, CEDAR_E_ARG, "backend = \"none\" computes nothing that could be measured; it needs clock = \"modelled\"");
+        return cedar_fail(err, CEDAR_E_ARG,
+                          "backend = \"none\" computes nothing that could be measured; it needs clock = \"modelled\"");
     if (cedar_run_backend(o) == CEDAR_BACKEND_NONE && (o->quality || o->continuation == CEDAR_CONTINUATION_GREEDY))
-        return cedar_fail(err, CEDAR_E_ARG, "modelled time without an engine has no logits; quality = true and continuation = "
+        return cedar_fail(err, CEDAR_E_ARG,
+                          "modelled time without an engine has no logits; quality = true and continuation = "
                           "\"greedy\" need backend = \"cpu\" or \"cuda\"");
     return CEDAR_OK;
 }
@@ -45,11 +50,14 @@ static void special_ids(const cedar_config *c, cedar_prompt_rules *rules) {
 static void make_rules(run *r) {
     const cedar_run_opts *o = r->opts;
     uint32_t window = (uint32_t)r->config->window;
-    r->rules = (cedar_replay_rules){
-        .window = window, .decoder = (o->replay == CEDAR_REPLAY_DECODER || o->replay == CEDAR_REPLAY_BOTH) && o->graphs != CEDAR_GRAPHS_FULL,
-        .encoder = o->replay == CEDAR_REPLAY_ENCODER || o->replay == CEDAR_REPLAY_BOTH, .cut = o->cut,
-        .encoder_rows = o->encoder_rows ? (uint32_t)o->encoder_rows : window,
-        .decoder_rows = o->decoder_rows ? (uint32_t)o->decoder_rows : window, .adopt_short_hits = o->adopt_short_hits };
+    r->rules = (cedar_replay_rules){ .window = window,
+                                     .decoder = (o->replay == CEDAR_REPLAY_DECODER || o->replay == CEDAR_REPLAY_BOTH) &&
+                                                o->graphs != CEDAR_GRAPHS_FULL,
+                                     .encoder = o->replay == CEDAR_REPLAY_ENCODER || o->replay == CEDAR_REPLAY_BOTH,
+                                     .cut = o->cut,
+                                     .encoder_rows = o->encoder_rows ? (uint32_t)o->encoder_rows : window,
+                                     .decoder_rows = o->decoder_rows ? (uint32_t)o->decoder_rows : window,
+                                     .adopt_short_hits = o->adopt_short_hits };
     r->lane_rules = (cedar_lane_rules){
         .lanes = (uint32_t)o->lanes, .passes = (uint32_t)o->passes, .turns_max = (uint32_t)o->turns_max,
         .seed = (uint64_t)o->seed, .shuffle = o->order == CEDAR_ORDER_SHUFFLE, .time_scale_ppb = o->time_scale_ppb,
@@ -115,7 +123,8 @@ static int64_t paced_step_ns(void *self, uint32_t prefill_rows, uint32_t decode_
 
 static int64_t modelled_step_ns(void *self, uint32_t prefill_rows, uint32_t decode_rows, uint64_t context_sum) {
     const run *r = self;
-    return cedar_cost_predict_ns(&r->cost, decode_rows, decode_rows ? (uint32_t)(context_sum / decode_rows) : 0, prefill_rows, 0);
+    return cedar_cost_predict_ns(&r->cost, decode_rows, decode_rows ? (uint32_t)(context_sum / decode_rows) : 0,
+                                 prefill_rows, 0);
 }
 
 static int64_t learnt_step_ns(void *self, uint32_t prefill_rows, uint32_t decode_rows, uint64_t context_sum) {
@@ -133,23 +142,29 @@ static void make_floor(run *r) {
     else r->predictor = (cedar_predictor){ &r->history, learnt_step_ns };
 }
 
-/* Prices, and what the described memory holds: weights (Engram tables lie in host memory), then pages, windows, and what
- * stored windows may take. A share is left for activations. */
+/* Prices, and what the described memory holds: weights (Engram tables lie in host memory), then pages, windows, and
+ * what stored windows may take. */
 static cedar_status make_cost(run *r, cedar_err *err) {
     const cedar_run_opts *o = r->opts;
     if (o->clock != CEDAR_CLOCK_MODELLED) return CEDAR_OK;
     cedar_status st = r->host->hardware(r->host->data_dir, o->hardware, &r->hardware, err);
     if (!st) st = cedar_cost_make(r->config, &r->hardware, o->graphs, &r->cost, err);
     if (st) return st;
-    double room = r->hardware.gpus * r->hardware.hbm_bytes * 0.95, weights = cedar_cost_weight_bytes(r->config, false);
-    double needed = weights + (double)r->engine_opts.seq_count * (double)(r->memory.window_bytes + r->memory.draft_ring_bytes);
+    double room = r->hardware.gpus * r->hardware.hbm_bytes * MEMORY_SHARE,
+           weights = cedar_cost_weight_bytes(r->config, false);
+    double needed =
+        weights + (double)r->engine_opts.seq_count * (double)(r->memory.window_bytes + r->memory.draft_ring_bytes);
     if (needed + (double)r->memory.page_bytes > room)
-        return cedar_fail(err, CEDAR_E_BUDGET, "%s: weights and windows of %s need %.1f GB, %.1f GB of %g GPU(s) are usable; describe more GPUs "
-                          "or take fewer lanes", r->hardware.name, r->config->name, needed / 1e9, room / 1e9, r->hardware.gpus);
+        return cedar_fail(
+            err, CEDAR_E_BUDGET,
+            "%s: weights and windows of %s need %.1f GB, %.1f GB of %g GPU(s) are usable; describe more GPUs "
+            "or take fewer lanes",
+            r->hardware.name, r->config->name, needed / 1e9, room / 1e9, r->hardware.gpus);
     if (o->kv_pages) return CEDAR_OK;
     double pages = (room - needed - (double)o->window_cache_bytes) / (double)r->memory.page_bytes;
     if (pages < 1)
-        return cedar_fail(err, CEDAR_E_BUDGET, "%s: window_cache_bytes leaves no room for KV pages in %.1f GB", r->hardware.name, room / 1e9);
+        return cedar_fail(err, CEDAR_E_BUDGET, "%s: window_cache_bytes leaves no room for KV pages in %.1f GB",
+                          r->hardware.name, room / 1e9);
     if (pages < r->engine_opts.page_count) r->engine_opts.page_count = (uint32_t)pages;
     return CEDAR_OK;
 }

@@ -1,5 +1,5 @@
-/* Private to sim/: the parts of a run. Each part is one file; none of them reads a clock, and only run.c, quality.c and
- * model_find.c call the engine, so that everything else can be tested without numerics.
+/* Private to sim/: the parts of a run. Each part is one file; none of them reads a clock, and only run*.c, quality.c
+ * and model_find.c call the engine, so that everything else can be tested without numerics.
  *
  * Threads: the run's. Memory: base/mem.h; nothing here is allocated while a step runs. */
 #ifndef CEDAR_SIM_SIM_INT_H

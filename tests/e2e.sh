@@ -80,7 +80,8 @@ usage() {
     ok "a run that is refused leaves no database" test ! -e "$out/x.db"
     exits "plan" 0 'sequences? of 131072 tokens fit' "$cedar" plan --model flash-e32 --hbm 141GB --context 128k
     exits "plan with a wrong size" 1 '141XB' "$cedar" plan --model tiny --hbm 141XB
-    exits "plan of more pages than any engine takes" 1 'page_count is' "$cedar" plan --model flash-e32 --seqs 1m --context 1m
+    exits "plan of more pages than any engine takes" 1 'page_count is' \
+        "$cedar" plan --model flash-e32 --seqs 1m --context 1m
     exits "trace stat" 0 'requests' "$cedar" trace stat traces/kv-cache-tester
     exits "trace check of a broken trace" 5 'truncated.json' \
         "$cedar" trace check --strict tests/broken/traces/truncated.json
@@ -101,6 +102,8 @@ scenarios() {
     printf 'expect { what = "one is two", value = 1, eq = 2 }\n' >"$out/no.lua"
     printf 'local x = nil\nprint(x.y)\n' >"$out/bad.lua"
     printf 'print(os.time())\n' >"$out/os.lua"
+    printf 'print("a\0b")\n' >"$out/zero.lua"
+    exits "a zero byte in a scenario" 1 'byte 9 is 0' "$cedar" run "$out/zero.lua" -o "$out/zero.db"
     exits "an expectation that fails: 2" 2 'one is two' "$cedar" run "$out/no.lua" -o "$out/no.db"
     exits "an error of the scenario names its line" 1 'bad.lua:2' "$cedar" run "$out/bad.lua" -o "$out/bad.db"
     exits "no clock in the sandbox" 1 'os' "$cedar" run "$out/os.lua" -o "$out/os.db"
@@ -161,6 +164,49 @@ reports() {
     same "reports leave the database as it was" "$(sha256sum <"$out/a.db")" "$before"
 }
 
+# Files that must survive: a report takes its name only when complete, and --replace only what a run really replaces.
+keeps() {
+    local fresh="$out/keep.db" before
+    rm -rf "$out/keep" && mkdir -p "$out/keep"
+    exits "a small run" 0 'wrote' "$cedar" run "$small" -r -o "$fresh"
+    before=$(sha256sum <"$fresh")
+    exits "no report over its own database" 1 'the database itself' "$cedar" report "$fresh" -o "$fresh"
+    ln -s "$fresh" "$out/keep/link"
+    exits "nor through a link" 1 'the database itself' "$cedar" report "$fresh" -o "$out/keep/link"
+    exits "--replace with a model that is not there" 5 'nomodel' "$cedar" run "$small" -r -o "$fresh" model=nomodel
+    exits "--replace with a page size that does not fit" 1 'page_tokens' "$cedar" run "$small" -r -o "$fresh" \
+        page_tokens=3
+    same "the database survives all of it" "$(sha256sum <"$fresh")" "$before"
+    echo old >"$out/keep/old.html"
+    exits "a report of nothing" 5 'no such file' "$cedar" report "$out/none.db" -o "$out/keep/old.html"
+    same "leaves the file that was there" "$(cat "$out/keep/old.html")" old
+    exits "a report through a pipe" 0 '^<!DOCTYPE html>' sh -c 'mkfifo "$3/pipe" && { head -n 1 "$3/pipe" & } &&
+        "$1" report "$2" -o "$3/pipe" 2>"$3/log"; wait; test -p "$3/pipe"' sh "$cedar" "$fresh" "$out/keep"
+    same "nothing half-written stays" "$(find "$out/keep" -name '*.part')$(echo .)" .
+    exits "an empty name of a database" 1 'is empty' "$cedar" run "$small" -o ''
+    exits "words behind version" 1 'too much' "$cedar" version now
+}
+
+# Databases whose runs did not come to their end.
+unended() {
+    local db=$out/unended.db
+    cp "$out/keep.db" "$db"
+    sqlite3 "$db" "PRAGMA foreign_keys = OFF; UPDATE manifest SET finished = 0;
+        DELETE FROM runs WHERE run_id > 1; UPDATE runs SET status = 'running', event_hash = NULL"
+    exits "replay of a run that never ended compares nothing: 5" 5 'nothing was compared' "$cedar" replay "$db"
+    cp "$out/keep.db" "$db"
+    sqlite3 "$db" "PRAGMA foreign_keys = OFF; UPDATE manifest SET finished = 0; DELETE FROM runs WHERE run_id > 1"
+    exits "a recording that ends between two runs" 0 '1 run, all the same' "$cedar" replay "$db"
+    # A long run stopped before its first step.
+    rm -f "$db"
+    "$cedar" run "$small" -q -o "$db" passes=100 >"$out/unended.log" 2>&1 &
+    local pid=$!
+    while [ ! -e "$db" ] && kill -0 $pid 2>/dev/null; do :; done
+    kill -INT $pid
+    wait $pid
+    exits "interrupted at its beginning: replay agrees" 0 'all the same' "$cedar" replay "$db"
+}
+
 terminals() {
     if ! command -v script >/dev/null; then
         skip "terminals: script(1) is not installed"
@@ -216,6 +262,7 @@ kills() {
     pid=$!
     sleep 2
     kill -INT $pid
+    kill -INT $pid # as timeout(1) does: once to the process, once to its group
     wait $pid
     same "interrupted: exit code 130" $? 130
     same "interrupted: the database says so" "$(sql "$out/int.db" "SELECT finished,
@@ -247,6 +294,8 @@ usage
 scenarios
 repeat
 reports
+keeps
+unended
 terminals
 replays
 kills

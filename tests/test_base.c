@@ -1,5 +1,5 @@
-/* Tests of base/: error details, the memory hook, hashes, random numbers, files, JSON. Expected numbers are published test
- * vectors: SHA-256 of FIPS 180-2, SplitMix64 with seed 0. */
+/* Tests of base/: error details, the memory hook, hashes, random numbers, files, JSON. Expected numbers are published
+ * test vectors: SHA-256 of FIPS 180-2, SplitMix64 with seed 0. */
 #include <check.h>
 #include <limits.h>
 #include <signal.h>

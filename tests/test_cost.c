@@ -19,9 +19,19 @@ static cedar_config shape(const char *name) {
 
 /* The bare roofline: 4.3 TB/s, nothing else costs anything. */
 static cedar_hardware roofline(void) {
-    cedar_hardware h = { .name = "roofline", .gpus = 1, .hbm_bytes = 141e9, .copy_bytes_s = 4.3e12, .matmul_flop_s = 1e18,
-                         .attention_flop_s = 1e18, .indexer_flop_s = 1e18, .memory_efficiency = 1, .matmul_efficiency = 1,
-                         .attention_efficiency = 1, .indexer_efficiency = 1, .kernels_per_layer = 0, .link_bytes_s = 1e12,
+    cedar_hardware h = { .name = "roofline",
+                         .gpus = 1,
+                         .hbm_bytes = 141e9,
+                         .copy_bytes_s = 4.3e12,
+                         .matmul_flop_s = 1e18,
+                         .attention_flop_s = 1e18,
+                         .indexer_flop_s = 1e18,
+                         .memory_efficiency = 1,
+                         .matmul_efficiency = 1,
+                         .attention_efficiency = 1,
+                         .indexer_efficiency = 1,
+                         .kernels_per_layer = 0,
+                         .link_bytes_s = 1e12,
                          .host_link_bytes_s = 1e11 };
     return h;
 }
@@ -35,7 +45,9 @@ static cedar_cost cost_of(const cedar_config *c, const cedar_hardware *h, cedar_
 
 static cedar_step_plan decode_plan(cedar_plan_entry *e, uint32_t batch, uint32_t context) {
     for (uint32_t i = 0; i < batch; i++)
-        e[i] = (cedar_plan_entry){ .seq = (int32_t)i, .kind = CEDAR_ROWS_DECODE, .pos = context, .rows = 1, .kept = 1, .logits = 1 };
+        e[i] = (cedar_plan_entry){
+            .seq = (int32_t)i, .kind = CEDAR_ROWS_DECODE, .pos = context, .rows = 1, .kept = 1, .logits = 1
+        };
     cedar_step_plan p = { .entry_count = batch, .entries = e };
     cedar_plan_total(&p);
     return p;
@@ -45,20 +57,26 @@ static double near_rel(double got, double want) { return fabs(got / want - 1); }
 
 /* Expected distinct experts: U(B) for E = 384, k = 6, computed by hand with 50 digits. */
 START_TEST(experts_touched) {
-    static const struct { uint32_t rows; double experts; } rows[] = { { 1, 6 }, { 4, 23.4 }, { 8, 45.5 }, { 16, 85.5 }, { 32, 152 }, { 64, 244 }, { 128, 333 }, { 256, 377 } };
+    static const struct {
+        uint32_t rows;
+        double experts;
+    } rows[] = {
+        { 1, 6 }, { 4, 23.4 }, { 8, 45.5 }, { 16, 85.5 }, { 32, 152 }, { 64, 244 }, { 128, 333 }, { 256, 377 }
+    };
     cedar_config c = shape("flash");
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
-        ck_assert_msg(near_rel(cedar_cost_experts_touched(&c, rows[i].rows), rows[i].experts) < 0.003, "%u rows", rows[i].rows);
+        ck_assert_msg(near_rel(cedar_cost_experts_touched(&c, rows[i].rows), rows[i].experts) < 0.003, "%u rows",
+                      rows[i].rows);
     ck_assert_double_eq(cedar_cost_experts_touched(&c, 0), 0);
 }
 END_TEST
 
 /* Milliseconds of a full-shape decode step at 8 K context on bandwidth alone. The table leaves out Engram, as we do. */
 START_TEST(decode_floor_table) {
-    static const struct { const char *model; uint32_t batch; double gb, ms; } rows[] = {
-        { "flash", 1, 12.7, 2.95 }, { "flash", 4, 25.8, 6.01 }, { "flash", 8, 42.4, 9.87 }, { "flash", 16, 72.7, 16.9 },
-        { "flash", 64, 192, 44.7 }, { "flash", 256, 295, 68.6 }, { "flash-e128", 1, 12.6, 2.93 }, { "flash-e128", 8, 38.9, 9.04 },
-        { "flash-e128", 64, 100.6, 23.4 } };
+    static const struct { const char *model; uint32_t batch; double gb, ms;
+    } rows[] = { { "flash", 1, 12.7, 2.95 },      { "flash", 4, 25.8, 6.01 },      { "flash", 8, 42.4, 9.87 },
+                 { "flash", 16, 72.7, 16.9 },     { "flash", 64, 192, 44.7 },      { "flash", 256, 295, 68.6 },
+                 { "flash-e128", 1, 12.6, 2.93 }, { "flash-e128", 8, 38.9, 9.04 }, { "flash-e128", 64, 100.6, 23.4 } };
     cedar_plan_entry e[256];
     cedar_hardware h = roofline();
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
@@ -67,8 +85,10 @@ START_TEST(decode_floor_table) {
         cedar_step_plan p = decode_plan(e, rows[i].batch, 8192);
         cedar_cost_parts parts;
         double ms = (double)cedar_cost_step_ns(&k, &p, &parts) / 1e6;
-        ck_assert_msg(near_rel(ms, rows[i].ms) < 0.015, "%s batch %u: %.3f ms, table %.3f", rows[i].model, rows[i].batch, ms, rows[i].ms);
-        ck_assert_msg(near_rel(parts.bytes / 1e9, rows[i].gb) < 0.015, "%s batch %u: %.2f GB, table %.2f", rows[i].model, rows[i].batch, parts.bytes / 1e9, rows[i].gb);
+        ck_assert_msg(near_rel(ms, rows[i].ms) < 0.015, "%s batch %u: %.3f ms, table %.3f", rows[i].model,
+                      rows[i].batch, ms, rows[i].ms);
+        ck_assert_msg(near_rel(parts.bytes / 1e9, rows[i].gb) < 0.015, "%s batch %u: %.2f GB, table %.2f",
+                      rows[i].model, rows[i].batch, parts.bytes / 1e9, rows[i].gb);
     }
 }
 END_TEST

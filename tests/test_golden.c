@@ -235,6 +235,29 @@ START_TEST(layers_before_a_wrong_weight_do_not_complain) {
 }
 END_TEST
 
+/* Vectors under a name that no case asks for must not silently go unchecked, nor half of a case's be missing. */
+START_TEST(renamed_vectors_are_refused) {
+    static const struct { const char *name; char to; const char *says; } renames[] = {
+        { "\"D.h17.s16.L1.kv_bytes\"", '2', "5 of the 6 tensors" },
+        { "\"trace.L1.topk\"", '0', "trace.L0.topk" },
+    };
+    size_t bytes;
+    for (size_t i = 0; i < sizeof renames / sizeof *renames; i++) {
+        char *text = read_file(SOURCE, "golden.safetensors", &bytes), dir[32];
+        char *at = memmem(text, bytes, renames[i].name, strlen(renames[i].name));
+        ck_assert_ptr_nonnull(at);
+        *(strstr(at, "L1") + 1) = renames[i].to;
+        copy_with(dir, "golden.safetensors", text, bytes);
+        outcome *o = run(dir, CEDAR_WIDE, 2);
+        remove_copy(dir);
+        ck_assert_msg(o->status == CEDAR_E_FORMAT || strstr(o->bad, renames[i].says), "%s", renames[i].name);
+        if (o->status) ck_assert_ptr_nonnull(strstr(o->err.msg, renames[i].says));
+        free(text);
+        free(o);
+    }
+}
+END_TEST
+
 /* The bit-for-bit vectors of the bf16 engine notice one weight's last bit. */
 START_TEST(bf16_vectors_notice_a_weight) {
     size_t bytes;
@@ -361,6 +384,7 @@ static Suite *suite(void) {
     tcase_add_test(t, each_quantity_complains_alone);
     tcase_add_loop_test(t, a_flipped_bit_is_found, 0, FAULTS);
     tcase_add_test(t, layers_before_a_wrong_weight_do_not_complain);
+    tcase_add_test(t, renamed_vectors_are_refused);
     tcase_add_test(t, bf16_vectors_notice_a_weight);
     suite_add_tcase(s, t);
     t = tcase_create("broken directories");

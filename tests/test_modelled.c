@@ -68,10 +68,12 @@ START_TEST(launches_and_hardware_have_a_price) {
 }
 END_TEST
 
-static const struct { const char *settings; bool knows; const char *says; } refusals[] = {
+static const struct { const char *settings; bool knows; const char *says;
+} refusals[] = {
     { "clock=modelled", true, "needs hardware to price" },
     { "clock=modelled hardware=h200", false, "needs hardware to price" },
-    { "clock=modelled hardware=h2000", true, "hardware \"h2000\" is not known: there is no ./scenarios/hardware/h2000.lua" },
+    { "clock=modelled hardware=h2000", true,
+      "hardware \"h2000\" is not known: there is no ./scenarios/hardware/h2000.lua" },
     { "clock=modelled hardware=./nowhere.lua", true, "./nowhere.lua: No such file" },
     { "backend=none", true, "needs clock = \"modelled\"" },
     { "clock=modelled hardware=h200 quality=true", true, "no logits" },

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 #include <zlib.h>
 
@@ -1771,6 +1772,24 @@ static cedar_status convert(const char *from, cedar_trace_format to, const char 
     return st;
 }
 
+/* Taking the name of a pipe (or of /dev/null) would remove it. */
+START_TEST(convert_leaves_pipes_alone) {
+    char dir[] = "/tmp/cedar-traces-XXXXXX", pipe[80];
+    struct stat info;
+    cedar_err err = { 0 };
+    ck_assert_ptr_nonnull(mkdtemp(dir));
+    snprintf(pipe, sizeof pipe, "%s/pipe", dir);
+    ck_assert_int_eq(mkfifo(pipe, 0600), 0);
+    cedar_status st = convert("traces/llmservingsim/example_trace.jsonl", CEDAR_TRACE_MOONCAKE, pipe, &err);
+    ck_assert_int_eq(stat(pipe, &info), 0);
+    ck_assert(S_ISFIFO(info.st_mode));
+    ck_assert_int_eq(st, CEDAR_E_IO);
+    ck_assert_ptr_nonnull(strstr(err.msg, "not a plain file"));
+    ck_assert_int_eq(unlink(pipe), 0);
+    ck_assert_int_eq(rmdir(dir), 0);
+}
+END_TEST
+
 START_TEST(convert_files) {
     char dir[] = "/tmp/cedar-traces-XXXXXX", csv[80], yaml[80], part[90];
     ck_assert_ptr_nonnull(mkdtemp(dir));
@@ -2078,7 +2097,7 @@ int main(void) {
     tcase_add_loop_test(barriers, barriers_random, 0, 10);
     ADD(new_case(s, "write", 120), write_weka, write_mooncake, write_spaces, write_names, write_llmservingsim,
         write_tracelab,
-        write_blis, write_losses, convert_files);
+        write_blis, write_losses, convert_files, convert_leaves_pipes_alone);
     ADD(new_case(s, "findings", 10), sample_findings, findings_text);
     ADD(new_case(s, "broken", 30), broken_files, several_broken, every_prefix);
     ADD(new_case(s, "faults", 120), faults, faults_formats);

@@ -578,7 +578,8 @@ static cedar_status part_open(part *p, const char *path, const char *tail, cedar
     snprintf(p->temp, room, "%s.part", p->path);
     struct stat info;       /* taking the name of a device or a pipe would remove it */
     if (!stat(p->path, &info) && !S_ISREG(info.st_mode))
-        return cedar_fail(err, CEDAR_E_IO, "%s: is not a plain file and cannot be replaced; choose another name", p->path);
+        return cedar_fail(err, CEDAR_E_IO, "%s: is not a plain file and cannot be replaced; choose another name",
+                          p->path);
     p->f = fopen(p->temp, "wb");
     return p->f ? CEDAR_OK : cedar_fail(err, CEDAR_E_IO, "%s: %s", p->temp, strerror(errno));
 }

@@ -1,4 +1,5 @@
-/* Private to engine/cpu: the arithmetic a file is compiled for. Each file of engine/cpu/ops is compiled three times, with
+/* Private to engine/cpu: the arithmetic a file is compiled for. Each file of engine/cpu/ops is compiled three times,
+ * with
  * CEDAR_ARITH_WIDE (double), CEDAR_ARITH_F32 (float) or CEDAR_ARITH_BF16 (float, rounded to bf16 where the vendor's
  * reference rounds); OP(name) gives each its own symbols. */
 #ifndef CEDAR_ENGINE_CPU_ARITH_H

@@ -16,7 +16,9 @@ typedef struct cpu_backend {
 } cpu_backend;
 
 static const cedar_forward_ops *ops_of(cedar_arith a) {
-    return a == CEDAR_WIDE ? &cedar_wide_forward_ops : a == CEDAR_F32 ? &cedar_f32_forward_ops : &cedar_bf16_forward_ops;
+    return a == CEDAR_WIDE  ? &cedar_wide_forward_ops
+           : a == CEDAR_F32 ? &cedar_f32_forward_ops
+                            : &cedar_bf16_forward_ops;
 }
 
 uint64_t cedar_cpu_workspace_bytes(const cedar_config *c, const cedar_engine_opts *o) {
@@ -35,7 +37,8 @@ static void cpu_close(void *self) {
     cedar_free(b);
 }
 
-static cedar_status cpu_open(const cedar_model *m, const cedar_engine_opts *o, const cedar_layout *l, void **self, cedar_err *err) {
+static cedar_status cpu_open(const cedar_model *m, const cedar_engine_opts *o, const cedar_layout *l, void **self,
+                             cedar_err *err) {
     cpu_backend *b = cedar_calloc(1, sizeof *b);
     if (!b) return cedar_fail(err, CEDAR_E_OOM, "no memory for the CPU backend");
     b->layout = *l;
@@ -48,8 +51,10 @@ static cedar_status cpu_open(const cedar_model *m, const cedar_engine_opts *o, c
     b->env = (cedar_forward_env){ .model = m, .opts = &b->opts, .store = &b->store };
     cedar_status st = CEDAR_OK;
     if (!b->store.pages || !b->store.rings || !b->store.open)
-        st = cedar_fail(err, CEDAR_E_OOM, "no memory for %u KV pages of %llu bytes and %u sequences of %llu bytes; see `cedar plan`",
-                        o->page_count, (unsigned long long)l->page_bytes, o->seq_count, (unsigned long long)l->ring_bytes);
+        st = cedar_fail(err, CEDAR_E_OOM,
+                        "no memory for %u KV pages of %llu bytes and %u sequences of %llu bytes; see `cedar plan`",
+                        o->page_count, (unsigned long long)l->page_bytes, o->seq_count,
+                        (unsigned long long)l->ring_bytes);
     if (!st) st = cedar_pool_open(o->threads, &b->env.pool, err);
     if (!st) st = b->ops->open(&b->env, &b->forward, err);
     if (st) {
@@ -66,13 +71,15 @@ static void ring_row_nan(const cedar_layout *l, uint8_t *row) { memset(row, 0x7F
 static void real_nan(uint8_t *at, uint64_t count, uint32_t real_bytes) {
     const double d = NAN;
     const float f = NAN;
-    for (uint64_t i = 0; i < count; i++) memcpy(at + i * real_bytes, real_bytes == 8 ? (const void *)&d : &f, real_bytes);
+    for (uint64_t i = 0; i < count; i++)
+        memcpy(at + i * real_bytes, real_bytes == 8 ? (const void *)&d : &f, real_bytes);
 }
 
 static void cpu_seq_reset(void *self, int32_t seq) {
     cpu_backend *b = self;
     memset(b->store.rings + (uint64_t)seq * b->layout.ring_bytes, 0x7F, b->layout.ring_bytes);
-    real_nan(b->store.open + (uint64_t)seq * b->layout.open_reals * b->store.real_bytes, b->layout.open_reals, b->store.real_bytes);
+    real_nan(b->store.open + (uint64_t)seq * b->layout.open_reals * b->store.real_bytes, b->layout.open_reals,
+             b->store.real_bytes);
 }
 
 static void cpu_page_copy(void *self, int32_t to, int32_t from) {
@@ -80,17 +87,19 @@ static void cpu_page_copy(void *self, int32_t to, int32_t from) {
     memcpy(store_page(&b->store, to), store_page(&b->store, from), b->layout.page_bytes);
 }
 
-static cedar_status cpu_step(void *self, const cedar_step_plan *plan, const cedar_seq_state *seqs, cedar_step_out *out, cedar_err *err) {
+static cedar_status cpu_step(void *self, const cedar_step_plan *plan, const cedar_seq_state *seqs, cedar_step_out *out,
+                             cedar_err *err) {
     cpu_backend *b = self;
     return b->ops->step(b->forward, plan, seqs, out, err);
 }
 
-static cedar_status cpu_draft(void *self, cedar_draft_item *items, uint32_t count, const cedar_seq_state *seqs, cedar_err *err) {
+static cedar_status cpu_draft(void *self, cedar_draft_item *items, uint32_t count, const cedar_seq_state *seqs,
+                              cedar_err *err) {
     cpu_backend *b = self;
     return b->ops->draft(b->forward, items, count, seqs, err);
 }
 
-/* --- snapshots: window rows of every ring, then open groups --------------------------------------------------------- */
+/* --- snapshots: window rows of every ring, then open groups ------------------------------------------------------- */
 
 static uint64_t cpu_snap_bytes(const void *self) {
     const cpu_backend *b = self;
@@ -110,14 +119,16 @@ static void snap_copy(const cpu_backend *b, int32_t seq, uint32_t pos, uint8_t *
     memcpy(save ? at : open, save ? open : at, b->layout.open_reals * b->store.real_bytes);
 }
 
-static void cpu_snap_save(const void *self, int32_t seq, uint32_t pos, uint8_t *buf) { snap_copy(self, seq, pos, buf, true); }
+static void cpu_snap_save(const void *self, int32_t seq, uint32_t pos, uint8_t *buf) {
+    snap_copy(self, seq, pos, buf, true);
+}
 
 static void cpu_snap_load(void *self, int32_t seq, uint32_t pos, const uint8_t *buf) {
     union { const uint8_t *in; uint8_t *io; } u = { .in = buf };   /* snap_copy only reads it when not saving */
     snap_copy(self, seq, pos, u.io, false);
 }
 
-/* --- looking inside --------------------------------------------------------------------------------------------------- */
+/* --- looking inside ----------------------------------------------------------------------------------------------- */
 
 static void cpu_tap(void *self, cedar_tap_fn fn, void *tap_self) {
     cpu_backend *b = self;
@@ -142,7 +153,8 @@ static void cpu_read_entry(const void *self, int32_t page, int32_t part, uint32_
     }
     if (index) {
         memcpy(index, at + p->index_codes + (uint64_t)entry * l->index_code_bytes, l->index_code_bytes);
-        memcpy(index + l->index_code_bytes, at + p->index_scales + (uint64_t)entry * l->index_scale_bytes, l->index_scale_bytes);
+        memcpy(index + l->index_code_bytes, at + p->index_scales + (uint64_t)entry * l->index_scale_bytes,
+               l->index_scale_bytes);
     }
 }
 
@@ -169,8 +181,20 @@ static void cpu_poison(void *self, int32_t seq, uint32_t ring, uint32_t lo, uint
 }
 
 const cedar_backend cedar_backend_cpu = {
-    .name = "cpu", .workspace_bytes = cedar_cpu_workspace_bytes, .open = cpu_open, .close = cpu_close,
-    .seq_reset = cpu_seq_reset, .page_copy = cpu_page_copy, .step = cpu_step, .draft = cpu_draft,
-    .snap_bytes = cpu_snap_bytes, .snap_save = cpu_snap_save, .snap_load = cpu_snap_load, .tap = cpu_tap, .inject = cpu_inject,
-    .read_entry = cpu_read_entry, .read_open = cpu_read_open, .poison = cpu_poison,
+    .name = "cpu",
+    .workspace_bytes = cedar_cpu_workspace_bytes,
+    .open = cpu_open,
+    .close = cpu_close,
+    .seq_reset = cpu_seq_reset,
+    .page_copy = cpu_page_copy,
+    .step = cpu_step,
+    .draft = cpu_draft,
+    .snap_bytes = cpu_snap_bytes,
+    .snap_save = cpu_snap_save,
+    .snap_load = cpu_snap_load,
+    .tap = cpu_tap,
+    .inject = cpu_inject,
+    .read_entry = cpu_read_entry,
+    .read_open = cpu_read_open,
+    .poison = cpu_poison,
 };

@@ -16,7 +16,9 @@ typedef struct cedar_store_cpu {
     uint32_t real_bytes;
 } cedar_store_cpu;
 
-static inline uint8_t *store_page(const cedar_store_cpu *s, int32_t page) { return s->pages + (uint64_t)page * s->l->page_bytes; }
+static inline uint8_t *store_page(const cedar_store_cpu *s, int32_t page) {
+    return s->pages + (uint64_t)page * s->l->page_bytes;
+}
 
 /* Ring row of position `pos`; ring = layer, or layers + stage. */
 static inline uint8_t *store_ring(const cedar_store_cpu *s, int32_t seq, uint32_t ring, uint32_t pos) {
@@ -48,8 +50,10 @@ typedef struct cedar_forward_ops {
     uint64_t (*workspace_bytes)(const cedar_config *c, const cedar_engine_opts *o, uint32_t workers);
     cedar_status (*open)(cedar_forward_env *env, void **self, cedar_err *err);
     void (*close)(void *self);
-    cedar_status (*step)(void *self, const cedar_step_plan *plan, const cedar_seq_state *seqs, cedar_step_out *out, cedar_err *err);
-    cedar_status (*draft)(void *self, cedar_draft_item *items, uint32_t count, const cedar_seq_state *seqs, cedar_err *err);
+    cedar_status (*step)(void *self, const cedar_step_plan *plan, const cedar_seq_state *seqs, cedar_step_out *out,
+                         cedar_err *err);
+    cedar_status (*draft)(void *self, cedar_draft_item *items, uint32_t count, const cedar_seq_state *seqs,
+                          cedar_err *err);
 } cedar_forward_ops;
 
 extern const cedar_forward_ops cedar_wide_forward_ops, cedar_f32_forward_ops, cedar_bf16_forward_ops;

@@ -46,7 +46,8 @@ static void *thread_main(void *arg) {
     cedar_pool *p = a.pool;
     uint64_t seen = 0;
     for (;;) {
-        for (int s = 0; s < SPIN_ROUNDS && atomic_load_explicit(&p->round, memory_order_acquire) == seen; s++) cpu_relax();
+        for (int s = 0; s < SPIN_ROUNDS && atomic_load_explicit(&p->round, memory_order_acquire) == seen; s++)
+            cpu_relax();
         pthread_mutex_lock(&p->lock);
         while (atomic_load(&p->round) == seen && !p->quit) pthread_cond_wait(&p->wake, &p->lock);
         seen = atomic_load(&p->round);
@@ -79,7 +80,8 @@ cedar_status cedar_pool_open(uint32_t threads, cedar_pool **out, cedar_err *err)
         if (a) *a = (thread_arg){ p, i };
         if (!a || pthread_create(&p->threads[i - 1], NULL, thread_main, a)) {
             cedar_free(a);
-            st = cedar_fail(err, CEDAR_E_OOM, "the system gave %u of %u threads; ask for fewer with threads=", i, threads);
+            st = cedar_fail(err, CEDAR_E_OOM, "the system gave %u of %u threads; ask for fewer with threads=", i,
+                            threads);
         } else {
             p->started++;
         }

@@ -10,7 +10,8 @@
 typedef struct cedar_pool cedar_pool;
 typedef void (*cedar_pool_fn)(void *ctx, uint32_t item, uint32_t worker);
 
-cedar_status cedar_pool_open(uint32_t threads, cedar_pool **out, cedar_err *err) CEDAR_USE_RESULT;  /* 0 = processors online */
+/* 0 = processors online */
+cedar_status cedar_pool_open(uint32_t threads, cedar_pool **out, cedar_err *err) CEDAR_USE_RESULT;
 void cedar_pool_close(cedar_pool *p);
 uint32_t cedar_pool_workers(const cedar_pool *p);
 

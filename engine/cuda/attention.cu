@@ -5,9 +5,11 @@ template <class A> static __device__ const typename A::real *table_of(const dev 
     return (const typename A::real *)d.table + ((uint64_t)kind * d.row_max + row) * d.rope;
 }
 
-template <class A> static __device__ void rotate(typename A::real *tail, const typename A::real *t, int pair, int sign) {
+template <class A>
+static __device__ void rotate(typename A::real *tail, const typename A::real *t, int pair, int sign) {
     typedef typename A::real real;
-    real a = tail[2 * pair], b = tail[2 * pair + 1], co = t[2 * pair], si = sign < 0 ? -t[2 * pair + 1] : t[2 * pair + 1];
+    real a = tail[2 * pair], b = tail[2 * pair + 1], co = t[2 * pair],
+         si = sign < 0 ? -t[2 * pair + 1] : t[2 * pair + 1];
     tail[2 * pair] = A::rb(a * co - b * si);
     tail[2 * pair + 1] = A::rb(a * si + b * co);
 }
@@ -23,7 +25,8 @@ template <class A> static __global__ void rope_kernel(dev d, void *q, int heads,
     }
 }
 
-template <class A> void launch_rope_heads(const dev &d, uint32_t n, void *q, int heads, int width, int kind, int sign, cudaStream_t s) {
+template <class A>
+void launch_rope_heads(const dev &d, uint32_t n, void *q, int heads, int width, int kind, int sign, cudaStream_t s) {
     rope_kernel<A><<<n, 128, 0, s>>>(d, q, heads, width, kind, sign);
 }
 
@@ -37,7 +40,8 @@ template <class A> static __global__ void window_kernel(dev d, dev_weight gain, 
     real r = 1 / real_sqrt((real)square / (real)d.head_dim + (real)d.norm_eps);
     for (int k = threadIdx.x; k < d.head_dim; k += blockDim.x) kv[k] = A::rb((real)weight_at(gain, 0, k) * (kv[k] * r));
     __syncthreads();
-    for (int i = threadIdx.x; i < d.rope / 2; i += blockDim.x) rotate<A>(kv + d.head_dim - d.rope, table_of<A>(d, kind, row), i, 1);
+    for (int i = threadIdx.x; i < d.rope / 2; i += blockDim.x)
+        rotate<A>(kv + d.head_dim - d.rope, table_of<A>(d, kind, row), i, 1);
     __syncthreads();
     uint8_t *record = d.window_rows + (uint64_t)row * d.l->ring_row_bytes;
     for (int k = threadIdx.x; k < d.head_dim; k += blockDim.x) {
@@ -47,7 +51,8 @@ template <class A> static __global__ void window_kernel(dev d, dev_weight gain, 
     }
 }
 
-template <class A> void launch_window_rows(const dev &d, uint32_t n, const dev_weight &gain, void *kv, int kind, cudaStream_t s) {
+template <class A>
+void launch_window_rows(const dev &d, uint32_t n, const dev_weight &gain, void *kv, int kind, cudaStream_t s) {
     window_kernel<A><<<n, 64, 0, s>>>(d, gain, kv, kind);
 }
 
@@ -81,7 +86,7 @@ void launch_commit_windows(const dev &d, uint32_t entries, int layer, int lo_kin
     commit_windows_kernel<<<dim3(entries, 16), 128, 0, s>>>(d, layer, lo_kind);
 }
 
-/* --- attention ------------------------------------------------------------------------------------------------------------ */
+/* --- attention ---------------------------------------------------------------------------------------------------- */
 
 /* Where a key's bytes lie: a ring-type record (codes, scales) or a global entry. */
 struct key_ref {
@@ -104,13 +109,16 @@ static __device__ key_ref ring_ref(const dev &d, const uint8_t *record) {
 static __device__ key_ref global_ref(const dev &d, const dev_entry &e, const cedar_page_part &p, uint32_t j) {
     const uint8_t *page = dev_page(d, e.seq, j / p.entries);
     uint32_t at = j % p.entries;
-    key_ref r = { page + p.kv_codes + (uint64_t)at * d.l->kv_code_bytes, page + p.kv_scales + (uint64_t)at * d.l->kv_scale_bytes, true };
+    key_ref r = { page + p.kv_codes + (uint64_t)at * d.l->kv_code_bytes,
+                  page + p.kv_scales + (uint64_t)at * d.l->kv_scale_bytes, true };
     return r;
 }
 
-/* Softmax over `count` keys with a sink, one block per (row, head). q [d] becomes o [d]. shared: logits [count], refs. */
-template <class A> static __device__ void attend(const dev &d, typename A::real *q, const key_ref *refs, typename A::real *logit, int count,
-                                                 typename A::real sink) {
+/* Softmax over `count` keys with a sink, one block per (row, head). q [d] becomes o [d]. shared: logits [count],
+ * refs. */
+template <class A>
+static __device__ void attend(const dev &d, typename A::real *q, const key_ref *refs, typename A::real *logit,
+                              int count, typename A::real sink) {
     typedef typename A::real real;
     real scale = (real)(1 / sqrt((double)d.head_dim));
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
@@ -136,7 +144,8 @@ template <class A> static __device__ void attend(const dev &d, typename A::real 
     }
 }
 
-template <class A> static __global__ void attention_kernel(dev d, int layer, int part, int lo_kind, void *q, dev_weight sink) {
+template <class A>
+static __global__ void attention_kernel(dev d, int layer, int part, int lo_kind, void *q, dev_weight sink) {
     typedef typename A::real real;
     extern __shared__ __align__(16) uint8_t shared[];
     uint32_t row = d.active[blockIdx.x], p = d.row_pos[row];
@@ -157,7 +166,8 @@ template <class A> static __global__ void attention_kernel(dev d, int layer, int
     for (int n = threadIdx.x; n < count; n += blockDim.x) {
         uint32_t pos = from + n;
         if (n >= windowed) refs[n] = global_ref(d, e, d.l->part[part], (uint32_t)ids[n - windowed]);
-        else if (pos >= e.pos) refs[n] = ring_ref(d, d.window_rows + (uint64_t)(e.first_row + (pos - e.pos)) * d.l->ring_row_bytes);
+        else if (pos >= e.pos)
+            refs[n] = ring_ref(d, d.window_rows + (uint64_t)(e.first_row + (pos - e.pos)) * d.l->ring_row_bytes);
         else refs[n] = ring_ref(d, dev_ring(d, e.seq, (uint32_t)layer, pos));
     }
     __syncthreads();
@@ -167,13 +177,17 @@ template <class A> static __global__ void attention_kernel(dev d, int layer, int
 
 static size_t attention_shared(const dev &d, int keys) { return (size_t)keys * (sizeof(key_ref) + d.real_bytes); }
 
-template <class A> void launch_attention(const dev &d, uint32_t n, int layer, int part, int lo_kind, void *q, const dev_weight &sink, cudaStream_t s) {
-    attention_kernel<A><<<dim3(n, d.heads), 64, attention_shared(d, d.window + d.topk), s>>>(d, layer, part, lo_kind, q, sink);
+template <class A>
+void launch_attention(const dev &d, uint32_t n, int layer, int part, int lo_kind, void *q, const dev_weight &sink,
+                      cudaStream_t s) {
+    attention_kernel<A>
+        <<<dim3(n, d.heads), 64, attention_shared(d, d.window + d.topk), s>>>(d, layer, part, lo_kind, q, sink);
 }
 
 /* Draft rows: the ring's rows [lo, pos), then all rows of the block. */
-template <class A> static __global__ void draft_attention_kernel(dev d, uint32_t rows, int32_t seq, uint32_t lo, uint32_t pos, int ring, void *q,
-                                                                 dev_weight sink) {
+template <class A>
+static __global__ void draft_attention_kernel(dev d, uint32_t rows, int32_t seq, uint32_t lo, uint32_t pos, int ring,
+                                              void *q, dev_weight sink) {
     typedef typename A::real real;
     extern __shared__ __align__(16) uint8_t shared[];
     int count = (int)(pos - lo + rows);
@@ -187,15 +201,18 @@ template <class A> static __global__ void draft_attention_kernel(dev d, uint32_t
               (real)((const float *)sink.data)[blockIdx.y]);
 }
 
-template <class A> void launch_draft_attention(const dev &d, uint32_t rows, int32_t seq, uint32_t lo, uint32_t pos, int ring, void *q,
-                                               const dev_weight &sink, cudaStream_t s) {
-    draft_attention_kernel<A><<<dim3(rows, d.heads), 64, attention_shared(d, d.window + (int)rows), s>>>(d, rows, seq, lo, pos, ring, q, sink);
+template <class A>
+void launch_draft_attention(const dev &d, uint32_t rows, int32_t seq, uint32_t lo, uint32_t pos, int ring, void *q,
+                            const dev_weight &sink, cudaStream_t s) {
+    draft_attention_kernel<A><<<dim3(rows, d.heads), 64, attention_shared(d, d.window + (int)rows), s>>>(
+        d, rows, seq, lo, pos, ring, q, sink);
 }
 
-#define INSTANTIATE(A) \
-    template void launch_rope_heads<A>(const dev &, uint32_t, void *, int, int, int, int, cudaStream_t); \
-    template void launch_window_rows<A>(const dev &, uint32_t, const dev_weight &, void *, int, cudaStream_t); \
-    template void launch_commit_ring<A>(const dev &, uint32_t, uint32_t, cudaStream_t); \
+#define INSTANTIATE(A)                                                                                                 \
+    template void launch_rope_heads<A>(const dev &, uint32_t, void *, int, int, int, int, cudaStream_t);               \
+    template void launch_window_rows<A>(const dev &, uint32_t, const dev_weight &, void *, int, cudaStream_t);         \
+    template void launch_commit_ring<A>(const dev &, uint32_t, uint32_t, cudaStream_t);                                \
     template void launch_attention<A>(const dev &, uint32_t, int, int, int, void *, const dev_weight &, cudaStream_t); \
-    template void launch_draft_attention<A>(const dev &, uint32_t, int32_t, uint32_t, uint32_t, int, void *, const dev_weight &, cudaStream_t);
+    template void launch_draft_attention<A>(const dev &, uint32_t, int32_t, uint32_t, uint32_t, int, void *,           \
+                                            const dev_weight &, cudaStream_t);
 CEDAR_ARITHMETICS(INSTANTIATE)

@@ -1,5 +1,5 @@
-/* The CUDA backend: owns device memory (weights as stored, page pool, rings, workspace), all taken in open, and runs step
- * plans as a list of launches on one stream with one wait at the end.
+/* The CUDA backend: owns device memory (weights as stored, page pool, rings, workspace), all taken in open, and runs
+ * step plans as a list of launches on one stream with one wait at the end.
  *
  * Arithmetics: wide and f32 validate indexing, plans and caches against the golden vectors; bf16 is the one to run. */
 #include <stdio.h>
@@ -33,7 +33,8 @@ struct carver {
 
 /* Work buffers; rows of a step by place in the list unless said otherwise. Reals, if no type is given. */
 struct work {
-    void *qr, *q, *kv, *iq, *ig, *u, *att, *y, *xc, *xqc, *e, *ekv, *features_q, *main_x, *head, *extra, *row_y, *row_e, *latents;
+    void *qr, *q, *kv, *iq, *ig, *u, *att, *y, *xc, *xqc, *e, *ekv, *features_q, *main_x, *head, *extra, *row_y, *row_e,
+        *latents;
     dev_moe moe;                        /* a, b, aq, out hold MOE_BATCH rows */
     int32_t *argmax, *draft_ids;
     float *logits, *confidence;
@@ -41,13 +42,15 @@ struct work {
     int64_t *engram;                    /* [engram layers, 3, CEDAR_ENGRAM_ROWS_MAX] multipliers, primes, offsets */
     cedar_layout *layout;
     uint32_t *active, *kept, *logit_rows;
-    /* bf16 only: FP8 codes of the layer's input (by row), of the low-rank query, of whatever is multiplied next, of pairs */
+    /* bf16 only: FP8 codes of the layer's input (by row), of the low-rank query, of whatever is multiplied next, of
+     * pairs */
     dev_codes cx, cq, ct, ca;
     expert_tiles tiles;
     attention_work attention;
 };
 
-enum { SCORE_BATCH = 64, ATTENTION_BATCH = 256, MOE_BATCH = 2048, HEAD_BATCH = 64 };    /* rows worked on at once where a row needs much room */
+/* rows worked on at once where a row needs much room */
+enum { SCORE_BATCH = 64, ATTENTION_BATCH = 256, MOE_BATCH = 2048, HEAD_BATCH = 64 };
 
 /* Inputs of a step, in pinned memory. */
 struct staging {
@@ -96,9 +99,11 @@ struct cuda_backend {
 
 static uint64_t max_u64(uint64_t a, uint64_t b) { return a > b ? a : b; }
 
-/* --- memory --------------------------------------------------------------------------------------------------------------- */
+/* --- memory ------------------------------------------------------------------------------------------------------- */
 
-static uint32_t rows_of(const cedar_config *c, const cedar_engine_opts *o) { return (uint32_t)max_u64(o->step_rows, (uint64_t)c->draft_block); }
+static uint32_t rows_of(const cedar_config *c, const cedar_engine_opts *o) {
+    return (uint32_t)max_u64(o->step_rows, (uint64_t)c->draft_block);
+}
 
 static void carve_state(carver &m, dev &d, const cedar_engine_opts &o, const cedar_layout &l) {
     d.pages = (uint8_t *)m.take(o.page_count, l.page_bytes);
@@ -144,9 +149,11 @@ static dev_codes take_codes(carver &m, uint64_t rows, uint64_t k) {
 
 /* What only the tensor-core path needs. */
 static void carve_tensor(carver &m, work &w, const cedar_config *c, uint64_t r) {
-    uint64_t k = max_u64(c->experts_per_token, c->draft_experts_per_token), pairs = max_u64(r < MOE_BATCH ? r : MOE_BATCH, 1);
-    uint64_t widest = max_u64(max_u64((uint64_t)c->o_groups * c->o_lora, (uint64_t)c->engram_rows_per_token * c->engram_dim),
-                              max_u64((uint64_t)c->target_count * c->hidden, c->hidden));
+    uint64_t k = max_u64(c->experts_per_token, c->draft_experts_per_token),
+             pairs = max_u64(r < MOE_BATCH ? r : MOE_BATCH, 1);
+    uint64_t widest =
+        max_u64(max_u64((uint64_t)c->o_groups * c->o_lora, (uint64_t)c->engram_rows_per_token * c->engram_dim),
+                max_u64((uint64_t)c->target_count * c->hidden, c->hidden));
     w.cx = take_codes(m, r, c->hidden);
     w.cq = take_codes(m, r, c->q_lora);
     w.ct = take_codes(m, r, widest);
@@ -247,7 +254,7 @@ static uint64_t cuda_workspace_bytes(const cedar_config *c, const cedar_engine_o
     return m.used;
 }
 
-/* --- weights -------------------------------------------------------------------------------------------------------------- */
+/* --- weights ------------------------------------------------------------------------------------------------------ */
 
 struct upload {
     cuda_backend *b;
@@ -274,7 +281,8 @@ static cedar_status upload_visit(void *self, const cedar_tensor_info *t, cedar_e
         return check(cudaStreamSynchronize(u->b->stream), "making weights", err);
     }
     cedar_status st = check(cudaMemcpy(at, t->slot->data, data, cudaMemcpyHostToDevice), "copying weights", err);
-    if (!st && scale) st = check(cudaMemcpy(at_scale, t->slot->scale, scale, cudaMemcpyHostToDevice), "copying scales", err);
+    if (!st && scale)
+        st = check(cudaMemcpy(at_scale, t->slot->scale, scale, cudaMemcpyHostToDevice), "copying scales", err);
     return st;
 }
 
@@ -289,7 +297,9 @@ static cedar_status upload_experts(cuda_backend *b, int32_t i, cedar_err *err) {
         list[2 * n + e] = b->weight[k->experts[e].w3.index];
     }
     cedar_status st = check(cudaMalloc(&b->experts[i], 3 * n * sizeof *list), "taking memory for expert lists", err);
-    if (!st) st = check(cudaMemcpy(b->experts[i], list, 3 * n * sizeof *list, cudaMemcpyHostToDevice), "copying expert lists", err);
+    if (!st)
+        st = check(cudaMemcpy(b->experts[i], list, 3 * n * sizeof *list, cudaMemcpyHostToDevice),
+                   "copying expert lists", err);
     cedar_free(list);
     return st;
 }
@@ -306,8 +316,8 @@ static cedar_status upload_weights(cuda_backend *b, cedar_err *err) {
     if (cudaMalloc(&b->weights_mem, u.m.used) != cudaSuccess) {
         size_t left = 0, total = 0;
         cudaMemGetInfo(&left, &total);
-        return cedar_fail(err, CEDAR_E_BUDGET, "the weights need %.2f GB of device memory, %.2f GB of %.2f GB are free", (double)u.m.used / 1e9,
-                          (double)left / 1e9, (double)total / 1e9);
+        return cedar_fail(err, CEDAR_E_BUDGET, "the weights need %.2f GB of device memory, %.2f GB of %.2f GB are free",
+                          (double)u.m.used / 1e9, (double)left / 1e9, (double)total / 1e9);
     }
     u.m.base = b->weights_mem;
     u.m.used = 0;
@@ -319,7 +329,7 @@ static cedar_status upload_weights(cuda_backend *b, cedar_err *err) {
     return st;
 }
 
-/* --- opening -------------------------------------------------------------------------------------------------------------- */
+/* --- opening ------------------------------------------------------------------------------------------------------ */
 
 static void cuda_close(void *self) {
     cuda_backend *b = (cuda_backend *)self;
@@ -337,35 +347,30 @@ static void cuda_close(void *self) {
     cedar_free(b);
 }
 
-/* Frequencies per pair (spec/model.md 2.3), as the CPU engine makes them. */
-static void frequencies(const cedar_config *c, double *plain, double *yarn) {
-    int dim = c->rope_dim;
-    double t = c->compress_theta, span = 2 * log(t);
-    double d_fast = dim * log(c->yarn_original / (2 * M_PI * c->yarn_beta_fast)) / span;
-    double d_slow = dim * log(c->yarn_original / (2 * M_PI * c->yarn_beta_slow)) / span;
-    double low = fmax(floor(d_fast), 0), high = fmin(ceil(d_slow), dim - 1);
-    for (int i = 0; i < dim / 2; i++) {
-        plain[i] = pow(c->rope_theta, -2.0 * i / dim);
-        double f = pow(t, -2.0 * i / dim), g = (i - low) / fmax(high - low, 0.001);
-        g = g < 0 ? 0 : g > 1 ? 1 : g;
-        yarn[i] = f * (1 - g) + f / c->yarn_factor * g;
-    }
-}
-
 static cedar_status fill_constants(cuda_backend *b, cedar_err *err) {
     const cedar_config *c = b->c;
     double freq[8192];
     if (c->rope_dim > 8192) return cedar_fail(err, CEDAR_E_UNSUPPORTED, "rotary width %d is beyond 8192", c->rope_dim);
-    frequencies(c, freq, freq + c->rope_dim / 2);
-    cedar_status st = check(cudaMemcpy(b->w.freq, freq, (size_t)c->rope_dim * sizeof *freq, cudaMemcpyHostToDevice), "copying constants", err);
+    cedar_rope_frequencies(c, freq, freq + c->rope_dim / 2);
+    cedar_status st = check(cudaMemcpy(b->w.freq, freq, (size_t)c->rope_dim * sizeof *freq, cudaMemcpyHostToDevice),
+                            "copying constants", err);
     for (int32_t e = 0; e < c->engram_layer_count && !st; e++) {
         int64_t *at = b->w.engram + (size_t)e * 3 * CEDAR_ENGRAM_ROWS_MAX;
-        st = check(cudaMemcpy(at, c->engram_mul[e], sizeof c->engram_mul[e], cudaMemcpyHostToDevice), "copying constants", err);
-        if (!st) st = check(cudaMemcpy(at + CEDAR_ENGRAM_ROWS_MAX, c->engram_prime[e], sizeof c->engram_prime[e], cudaMemcpyHostToDevice), "copying constants", err);
-        if (!st) st = check(cudaMemcpy(at + 2 * CEDAR_ENGRAM_ROWS_MAX, c->engram_offset[e], sizeof c->engram_offset[e], cudaMemcpyHostToDevice), "copying constants", err);
+        st = check(cudaMemcpy(at, c->engram_mul[e], sizeof c->engram_mul[e], cudaMemcpyHostToDevice),
+                   "copying constants", err);
+        if (!st)
+            st = check(cudaMemcpy(at + CEDAR_ENGRAM_ROWS_MAX, c->engram_prime[e], sizeof c->engram_prime[e],
+                                  cudaMemcpyHostToDevice),
+                       "copying constants", err);
+        if (!st)
+            st = check(cudaMemcpy(at + 2 * CEDAR_ENGRAM_ROWS_MAX, c->engram_offset[e], sizeof c->engram_offset[e],
+                                  cudaMemcpyHostToDevice),
+                       "copying constants", err);
     }
     if (!st) st = check(cudaMemcpy(b->w.layout, &b->l, sizeof b->l, cudaMemcpyHostToDevice), "copying constants", err);
-    if (!st) st = check(cudaMemcpy(b->d.token_map, b->model->token_map, (size_t)c->vocab * 4, cudaMemcpyHostToDevice), "copying the token map", err);
+    if (!st)
+        st = check(cudaMemcpy(b->d.token_map, b->model->token_map, (size_t)c->vocab * 4, cudaMemcpyHostToDevice),
+                   "copying the token map", err);
     b->d.l = b->w.layout;
     return st;
 }
@@ -380,8 +385,11 @@ static cedar_status take_memory(cuda_backend *b, cedar_err *err) {
     if (cudaMalloc(&b->memory, m.used) != cudaSuccess) {
         size_t left = 0, total = 0;
         cudaMemGetInfo(&left, &total);
-        return cedar_fail(err, CEDAR_E_BUDGET, "KV pages, sequences and workspace need %.2f GB of device memory, %.2f GB of %.2f GB are free; "
-                          "see `cedar plan`", (double)m.used / 1e9, (double)left / 1e9, (double)total / 1e9);
+        return cedar_fail(
+            err, CEDAR_E_BUDGET,
+            "KV pages, sequences and workspace need %.2f GB of device memory, %.2f GB of %.2f GB are free; "
+            "see `cedar plan`",
+            (double)m.used / 1e9, (double)left / 1e9, (double)total / 1e9);
     }
     m.base = b->memory;
     m.used = 0;
@@ -398,9 +406,11 @@ static cedar_status take_memory(cuda_backend *b, cedar_err *err) {
     return check(cudaMemset(b->memory, 0x7F, m.used), "filling device memory", err);
 }
 
-static cedar_status cuda_open(const cedar_model *m, const cedar_engine_opts *o, const cedar_layout *l, void **self, cedar_err *err) {
+static cedar_status cuda_open(const cedar_model *m, const cedar_engine_opts *o, const cedar_layout *l, void **self,
+                              cedar_err *err) {
     int devices = 0;
-    if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) return cedar_fail(err, CEDAR_E_CUDA, "backend \"cuda\" finds no GPU on this machine");
+    if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0)
+        return cedar_fail(err, CEDAR_E_CUDA, "backend \"cuda\" finds no GPU on this machine");
     cuda_backend *b = (cuda_backend *)cedar_calloc(1, sizeof *b);
     if (!b) return cedar_fail(err, CEDAR_E_OOM, "no memory for the CUDA backend");
     b->model = m;
@@ -421,12 +431,14 @@ static cedar_status cuda_open(const cedar_model *m, const cedar_engine_opts *o, 
     return CEDAR_OK;
 }
 
-/* --- looking inside -------------------------------------------------------------------------------------------------------- */
+/* --- looking inside ----------------------------------------------------------------------------------------------- */
 
 /* Copies `bytes` from the device after all launches so far; NULL when that fails (the step's own check reports it). */
 static uint8_t *fetch(cuda_backend *b, const void *from, uint64_t bytes) {
-    uint8_t *to = (uint8_t *)malloc(bytes);         /* taps are a debugging path: outside the allocation guard on purpose */
-    if (to && (cudaStreamSynchronize(b->stream) != cudaSuccess || cudaMemcpy(to, from, bytes, cudaMemcpyDeviceToHost) != cudaSuccess)) {
+    /* taps are a debugging path: outside the allocation guard on purpose */
+    uint8_t *to = (uint8_t *)malloc(bytes);
+    if (to && (cudaStreamSynchronize(b->stream) != cudaSuccess ||
+               cudaMemcpy(to, from, bytes, cudaMemcpyDeviceToHost) != cudaSuccess)) {
         free(to);
         return NULL;
     }
@@ -435,41 +447,50 @@ static uint8_t *fetch(cuda_backend *b, const void *from, uint64_t bytes) {
 
 enum tap_type { TAP_REAL, TAP_BYTES };
 
-/* Calls the tap for the rows of the list. by_row: data lies by row id, else by place. width: elements handed over per row;
- * ld: elements from one row to the next; unit: bytes of an element as stored. */
-static void tap_rows(cuda_backend *b, cedar_tap_kind kind, int32_t layer, const cedar_step_plan *plan, const uint32_t *list, uint32_t n,
-                     const void *data, bool by_row, uint64_t ld, uint32_t width, tap_type type, uint32_t unit) {
+/* Calls the tap for the rows of the list. by_row: data lies by row id, else by place. width: elements handed over per
+ * row; ld: elements from one row to the next; unit: bytes of an element as stored. */
+static void tap_rows(cuda_backend *b, cedar_tap_kind kind, int32_t layer, const cedar_step_plan *plan,
+                     const uint32_t *list, uint32_t n, const void *data, bool by_row, uint64_t ld, uint32_t width,
+                     tap_type type, uint32_t unit) {
     if (!b->tap) return;
     uint8_t *host = fetch(b, data, (uint64_t)(by_row ? b->d.row_max : n) * ld * unit);
     double *wide_row = (double *)malloc(sizeof(double) * (width ? width : 1));
     for (uint32_t i = 0; host && wide_row && i < n; i++) {
         uint32_t row = list[i];
         const uint8_t *at = host + (uint64_t)(by_row ? row : i) * ld * unit;
-        for (uint32_t k = 0; type == TAP_REAL && k < width; k++) wide_row[k] = unit == 8 ? ((const double *)at)[k] : (double)((const float *)at)[k];
-        b->tap(b->tap_self, kind, layer, plan->entries[b->h.entry[row]].seq, b->h.pos[row], type == TAP_REAL ? (const void *)wide_row : at, width);
+        for (uint32_t k = 0; type == TAP_REAL && k < width; k++)
+            wide_row[k] = unit == 8 ? ((const double *)at)[k] : (double)((const float *)at)[k];
+        b->tap(b->tap_self, kind, layer, plan->entries[b->h.entry[row]].seq, b->h.pos[row],
+               type == TAP_REAL ? (const void *)wide_row : at, width);
     }
     free(host);
     free(wide_row);
 }
 
 /* Scores of rows [first, first + n) of the list, as many as each row sees. */
-static void tap_scores(cuda_backend *b, int32_t layer, const cedar_step_plan *plan, const uint32_t *list, uint32_t first, uint32_t n, int ratio) {
+static void tap_scores(cuda_backend *b, int32_t layer, const cedar_step_plan *plan, const uint32_t *list,
+                       uint32_t first, uint32_t n, int ratio) {
     for (uint32_t i = 0; i < n; i++) {
         uint32_t visible = (b->h.pos[list[first + i]] + 1) / (uint32_t)ratio;
-        tap_rows(b, CEDAR_TAP_SCORES, layer, plan, list + first + i, 1, (const uint8_t *)b->d.scores + (uint64_t)i * b->d.context * b->d.real_bytes,
-                 false, visible, visible, TAP_REAL, b->d.real_bytes);
+        tap_rows(b, CEDAR_TAP_SCORES, layer, plan, list + first + i, 1,
+                 (const uint8_t *)b->d.scores + (uint64_t)i * b->d.context * b->d.real_bytes, false, visible, visible,
+                 TAP_REAL, b->d.real_bytes);
     }
 }
 
-static void tap_pool(cuda_backend *b, int32_t layer, const cedar_step_plan *plan, const uint32_t *list, uint32_t first, uint32_t n, int ratio) {
-    uint8_t *blocks = fetch(b, b->d.pool, (uint64_t)b->d.row_max * b->d.candidate_blocks * 4), *counts = fetch(b, b->d.pool_count, (uint64_t)b->d.row_max * 4);
+static void tap_pool(cuda_backend *b, int32_t layer, const cedar_step_plan *plan, const uint32_t *list, uint32_t first,
+                     uint32_t n, int ratio) {
+    uint8_t *blocks = fetch(b, b->d.pool, (uint64_t)b->d.row_max * b->d.candidate_blocks * 4),
+            *counts = fetch(b, b->d.pool_count, (uint64_t)b->d.row_max * 4);
     uint8_t *mask = (uint8_t *)malloc((size_t)b->d.context);
     for (uint32_t i = first; blocks && counts && mask && i < first + n; i++) {
         uint32_t row = list[i], visible = (b->h.pos[row] + 1) / (uint32_t)ratio;
         memset(mask, 0, visible);
         for (int32_t k = 0; k < ((const int32_t *)counts)[row]; k++)
             for (int32_t j = 0; j < b->d.candidate_block; j++) {
-                uint32_t at = (uint32_t)(((const int32_t *)blocks)[(uint64_t)row * b->d.candidate_blocks + k] * b->d.candidate_block + j);
+                uint32_t at = (uint32_t)(((const int32_t *)blocks)[(uint64_t)row * b->d.candidate_blocks + k] *
+                                             b->d.candidate_block +
+                                         j);
                 if (at < visible) mask[at] = 1;
             }
         b->tap(b->tap_self, CEDAR_TAP_POOL, layer, plan->entries[b->h.entry[row]].seq, b->h.pos[row], mask, visible);
@@ -479,7 +500,7 @@ static void tap_pool(cuda_backend *b, int32_t layer, const cedar_step_plan *plan
     free(mask);
 }
 
-/* --- the forward pass ------------------------------------------------------------------------------------------------------ */
+/* --- the forward pass --------------------------------------------------------------------------------------------- */
 
 template <class A> struct forward {
     typedef typename A::real real;
@@ -506,7 +527,8 @@ template <class A> struct forward {
         int64_t rows = w.rows / groups;
         if constexpr (tensor)
             if (w.cols % 32 == 0 && (w.kind == CEDAR_W_BF16 || w.kind == CEDAR_W_TILES)) {
-                tensor_plain(W(w), groups, (const float *)x.base, x.ld, x.indexed ? d.active : NULL, n, 0, rows, (float *)y, w.rows, round, s);
+                tensor_plain(W(w), groups, (const float *)x.base, x.ld, x.indexed ? d.active : NULL, n, 0, rows,
+                             (float *)y, w.rows, round, s);
                 return;
             }
         for (int g = 0; g < groups; g++) {
@@ -520,17 +542,22 @@ template <class A> struct forward {
         if constexpr (tensor) tensor_pack((const float *)x.base, c, x.indexed ? d.active : NULL, n, x.ld, s);
     }
     void linear8(const cedar_weight &w, dev_rows x, const dev_codes &c, void *y) {
-        if constexpr (tensor) tensor_codes(W(w), 0, w.rows, c, row_map{ x.indexed ? d.active : NULL, 1, 0 }, n, (float *)y, w.rows, s);
+        if constexpr (tensor)
+            tensor_codes(W(w), 0, w.rows, c, row_map{ x.indexed ? d.active : NULL, 1, 0 }, n, (float *)y, w.rows, s);
         else launch_linear<A>(d, n, W(w), 0, w.rows, x, by_place(y, w.rows), true, s);
     }
-    hc_site site(const cedar_weight &fn, const cedar_weight &base, const cedar_weight &scale) const { return hc_site{ W(fn), W(base), W(scale) }; }
+    hc_site site(const cedar_weight &fn, const cedar_weight &base, const cedar_weight &scale) const {
+        return hc_site{ W(fn), W(base), W(scale) };
+    }
 
     void before(const cedar_block *k, int32_t layer, bool draft) {
         int kind = c->ratio[layer] > 0;
         if (!draft && c->engram_at[layer] >= 0) {
             const int64_t *e = b->w.engram + (size_t)c->engram_at[layer] * 3 * CEDAR_ENGRAM_ROWS_MAX;
-            launch_engram_rows<A>(d, n, 0, e, e + CEDAR_ENGRAM_ROWS_MAX, e + 2 * CEDAR_ENGRAM_ROWS_MAX, c->engram_pad, W(k->engram_embed), b->w.e, s);
-            tap_rows(b, CEDAR_TAP_ENGRAM_ROWS, layer, plan, list, n, d.engram_ids, true, d.engram_rows, (uint32_t)d.engram_rows, TAP_BYTES, 8);
+            launch_engram_rows<A>(d, n, 0, e, e + CEDAR_ENGRAM_ROWS_MAX, e + 2 * CEDAR_ENGRAM_ROWS_MAX, c->engram_pad,
+                                  W(k->engram_embed), b->w.e, s);
+            tap_rows(b, CEDAR_TAP_ENGRAM_ROWS, layer, plan, list, n, d.engram_ids, true, d.engram_rows,
+                     (uint32_t)d.engram_rows, TAP_BYTES, 8);
             dev_rows e_rows = by_place(b->w.e, (int64_t)c->engram_rows_per_token * c->engram_dim);
             pack(e_rows, b->w.ct);
             linear8(k->engram_wkv, e_rows, b->w.ct, b->w.ekv);
@@ -547,7 +574,8 @@ template <class A> struct forward {
         linear8(k->wkv, by_row(d.xq, c->hidden), b->w.cx, b->w.kv);
         launch_window_rows<A>(d, n, W(k->kv_norm), b->w.kv, kind, s);
         if (draft) return;
-        tap_rows(b, CEDAR_TAP_WINDOW, layer, plan, list, n, d.window_rows, true, b->l.ring_row_bytes, b->l.ring_row_bytes, TAP_BYTES, 1);
+        tap_rows(b, CEDAR_TAP_WINDOW, layer, plan, list, n, d.window_rows, true, b->l.ring_row_bytes,
+                 b->l.ring_row_bytes, TAP_BYTES, 1);
         if (!c->is_kv_source[layer]) return;
         bool group = c->ratio[layer] > 1;
         linear(k->comp_wkv, by_row(d.x, c->hidden), b->w.kv, false);
@@ -562,8 +590,8 @@ template <class A> struct forward {
     /* Compressed entries this step completes. */
     void groups(const cedar_block *k, int32_t layer) {
         uint32_t ratio = (uint32_t)c->ratio[layer];
-        launch_groups<A>(d, n, b->l.part_of[layer], (int)ratio, W(k->comp_norm), W(k->index_wk), W(k->index_k_norm), b->w.freq + c->rope_dim / 2,
-                         b->tap ? b->w.latents : NULL, s);
+        launch_groups<A>(d, n, b->l.part_of[layer], (int)ratio, W(k->comp_norm), W(k->index_wk), W(k->index_k_norm),
+                         b->w.freq + c->rope_dim / 2, b->tap ? b->w.latents : NULL, s);
         uint8_t *host = b->tap ? fetch(b, b->w.latents, (uint64_t)n * c->head_dim * sizeof(real)) : NULL;
         double *row = b->tap ? (double *)malloc((size_t)c->head_dim * sizeof *row) : NULL;
         for (uint32_t i = 0; host && row && i < n; i++) {
@@ -640,8 +668,8 @@ template <class A> struct forward {
             launch_act<A>(count, m, s);
             tensor_pack((const float *)m.aq, b->w.ca, NULL, count * (uint32_t)slots, ld, s);
             tensor_experts(m.w2, c->hidden, ld, b->w.ca, 1, t, few, out, c->hidden, s);
-            tensor_codes(m.shared2, 0, c->hidden, shared, row_map{ NULL, slots, m.per_token }, count, out + (int64_t)m.per_token * c->hidden,
-                         (int64_t)slots * c->hidden, s);
+            tensor_codes(m.shared2, 0, c->hidden, shared, row_map{ NULL, slots, m.per_token }, count,
+                         out + (int64_t)m.per_token * c->hidden, (int64_t)slots * c->hidden, s);
             launch_expert_sum<A>(d, count, m, y, s);
         }
     }
@@ -670,15 +698,18 @@ template <class A> struct forward {
             part.z = (real *)m.z + (uint64_t)first * m.experts;
             part.ids = m.ids + (uint64_t)first * m.per_token;
             part.weight = (real *)m.weight + (uint64_t)first * m.per_token;
-            experts_of(count, part, (real *)b->w.xqc + (uint64_t)first * c->hidden, (real *)b->w.y + (uint64_t)first * c->hidden);
+            experts_of(count, part, (real *)b->w.xqc + (uint64_t)first * c->hidden,
+                       (real *)b->w.y + (uint64_t)first * c->hidden);
         }
         launch_expand<A>(d, n, b->w.y, s);
         if (draft || !b->tap) return;
         uint32_t k_count = (uint32_t)m.per_token, width = (uint32_t)(c->hc * c->hidden);
         tap_rows(b, CEDAR_TAP_ROUTER_IDS, layer, plan, list, n, m.ids, false, k_count, k_count, TAP_BYTES, 4);
-        tap_rows(b, CEDAR_TAP_ROUTER_W, layer, plan, list, n, m.weight, false, k_count, k_count, TAP_REAL, sizeof(real));
+        tap_rows(b, CEDAR_TAP_ROUTER_W, layer, plan, list, n, m.weight, false, k_count, k_count, TAP_REAL,
+                 sizeof(real));
         tap_rows(b, CEDAR_TAP_H, layer, plan, list, n, d.h, true, width, width, TAP_REAL, sizeof(real));
-        tap_rows(b, CEDAR_TAP_PRE, layer, plan, list, n, d.pre, true, (uint64_t)c->hc, (uint32_t)c->hc, TAP_REAL, sizeof(real));
+        tap_rows(b, CEDAR_TAP_PRE, layer, plan, list, n, d.pre, true, (uint64_t)c->hc, (uint32_t)c->hc, TAP_REAL,
+                 sizeof(real));
     }
 
     void keep() {
@@ -698,7 +729,8 @@ template <class A> struct forward {
             for (uint64_t k = 0; k < width; k++) row_h[k] = (real)h[k];
             for (int k = 0; k < c->hc; k++) row_pre[k] = (real)pre[k];
             cudaMemcpy((real *)d.h + row * width, row_h, width * sizeof(real), cudaMemcpyHostToDevice);
-            cudaMemcpy((real *)d.pre + (uint64_t)row * c->hc, row_pre, (size_t)c->hc * sizeof(real), cudaMemcpyHostToDevice);
+            cudaMemcpy((real *)d.pre + (uint64_t)row * c->hc, row_pre, (size_t)c->hc * sizeof(real),
+                       cudaMemcpyHostToDevice);
         }
         free(h);
         free(row_h);
@@ -707,8 +739,8 @@ template <class A> struct forward {
     void attend(const cedar_block *k, int32_t layer, int part, int lo) {
         if constexpr (tensor) {
             for (uint32_t first = 0; first < n; first += ATTENTION_BATCH)
-                tensor_attention(d, first, n - first < ATTENTION_BATCH ? n - first : ATTENTION_BATCH, layer, part, lo, (float *)b->w.q, W(k->attn_sink),
-                                 b->w.attention, s);
+                tensor_attention(d, first, n - first < ATTENTION_BATCH ? n - first : ATTENTION_BATCH, layer, part, lo,
+                                 (float *)b->w.q, W(k->attn_sink), b->w.attention, s);
         } else {
             launch_attention<A>(d, n, layer, part, lo, b->w.q, W(k->attn_sink), s);
         }
@@ -717,7 +749,8 @@ template <class A> struct forward {
     void scores(uint32_t first, uint32_t count, int part, int ratio, bool restricted) {
         if constexpr (tensor)
             if (c->index_dim == 128 && c->index_heads % 16 == 0) {
-                tensor_scores(d, first, count, (const float *)b->w.iq, (const float *)b->w.ig, part, ratio, restricted, s);
+                tensor_scores(d, first, count, (const float *)b->w.iq, (const float *)b->w.ig, part, ratio, restricted,
+                              s);
                 return;
             }
         launch_scores<A>(d, first, count, b->w.iq, b->w.ig, part, ratio, restricted, s);
@@ -738,12 +771,14 @@ template <class A> struct forward {
         if (at_cut && plan->cut == CEDAR_CUT_AFTER) keep();
         if (layer == c->candidate_source) pooled = true;
         launch_commit_windows(d, plan->entry_count, layer, lo, s);
-        if (c->is_kv_source[layer] && b->l.open_slots[b->l.part_of[layer]]) launch_commit_open<A>(d, plan->entry_count, b->l.part_of[layer], s);
+        if (c->is_kv_source[layer] && b->l.open_slots[b->l.part_of[layer]])
+            launch_commit_open<A>(d, plan->entry_count, b->l.part_of[layer], s);
     }
 
     void rings() {
         dev_rows f_rows = by_row(tensor ? d.features : b->w.features_q, (int64_t)c->target_count * c->hidden);
-        if (!tensor) launch_quantise<A>(d.features, b->w.features_q, (int64_t)plan->rows * c->target_count * c->hidden / 32, s);
+        if (!tensor)
+            launch_quantise<A>(d.features, b->w.features_q, (int64_t)plan->rows * c->target_count * c->hidden / 32, s);
         pack(f_rows, b->w.ct);
         linear8(b->model->main_proj, f_rows, b->w.ct, b->w.main_x);
         launch_norm<A>(d, n, W(b->model->main_norm), b->w.main_x, c->hidden, b->w.main_x, s);
@@ -752,7 +787,8 @@ template <class A> struct forward {
             const cedar_block *k = &b->model->blocks[c->layers + stage];
             linear8(k->wkv, by_place(b->w.main_x, c->hidden), b->w.ct, b->w.kv);
             launch_window_rows<A>(d, n, W(k->kv_norm), b->w.kv, 0, s);
-            tap_rows(b, CEDAR_TAP_RING, stage, plan, list, n, d.window_rows, true, b->l.ring_row_bytes, b->l.ring_row_bytes, TAP_BYTES, 1);
+            tap_rows(b, CEDAR_TAP_RING, stage, plan, list, n, d.window_rows, true, b->l.ring_row_bytes,
+                     b->l.ring_row_bytes, TAP_BYTES, 1);
             launch_commit_ring<A>(d, n, (uint32_t)(c->layers + stage), s);
         }
     }
@@ -764,16 +800,20 @@ template <class A> struct forward {
             d.active = b->w.logit_rows + first;
             launch_collapse<A>(d, n, d.pre, W(b->model->norm), b->w.xc, NULL, false, s);
             linear(b->model->head, by_place(b->w.xc, c->hidden), b->w.head, false);
-            launch_logits<A>(d, n, b->w.head, want ? b->w.logits + (uint64_t)first * c->vocab : NULL, b->w.argmax + first, c->vocab, s);
+            launch_logits<A>(d, n, b->w.head, want ? b->w.logits + (uint64_t)first * c->vocab : NULL,
+                             b->w.argmax + first, c->vocab, s);
         }
     }
 
     cedar_status read_results(cedar_step_out *out, cedar_err *err) {
         cedar_status st = CEDAR_OK;
         if (out->logits)
-            st = check(cudaMemcpyAsync(out->logits, b->w.logits, (uint64_t)plan->logits * c->vocab * 4, cudaMemcpyDeviceToHost, s), "reading logits", err);
+            st = check(cudaMemcpyAsync(out->logits, b->w.logits, (uint64_t)plan->logits * c->vocab * 4,
+                                       cudaMemcpyDeviceToHost, s),
+                       "reading logits", err);
         if (!st && out->argmax)
-            st = check(cudaMemcpyAsync(out->argmax, b->w.argmax, (uint64_t)plan->logits * 4, cudaMemcpyDeviceToHost, s), "reading tokens", err);
+            st = check(cudaMemcpyAsync(out->argmax, b->w.argmax, (uint64_t)plan->logits * 4, cudaMemcpyDeviceToHost, s),
+                       "reading tokens", err);
         return st;
     }
 
@@ -805,12 +845,16 @@ template <class A> struct forward {
         graph_key key;
         memset(&key, 0, sizeof key);
         key.rows = plan->rows; key.kept = plan->kept; key.entries = plan->entry_count; key.logits = plan->logits;
-        key.cut = plan->cut; key.trimmed = plan->trimmed; key.want_logits = out->logits != NULL; key.want_argmax = out->argmax != NULL;
+        key.cut = plan->cut;
+        key.trimmed = plan->trimmed;
+        key.want_logits = out->logits != NULL;
+        key.want_argmax = out->argmax != NULL;
         graph_slot *g = find_graph(key);
         g->used = ++b->graph_clock;
         if (!g->exec) {
             cudaGraph_t graph = NULL;
-            cedar_status st = check(cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal), "beginning a graph", err);
+            cedar_status st =
+                check(cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal), "beginning a graph", err);
             if (st) return st;
             launches(out);
             st = check(cudaStreamEndCapture(s, &graph), "capturing a graph", err);
@@ -826,8 +870,11 @@ template <class A> struct forward {
         uint32_t row = 0, wanted = 0;
         for (uint32_t i = 0; i < plan->entry_count; i++) {
             const cedar_plan_entry *e = &plan->entries[i];
-            dev_entry v = { e->seq, e->pos, e->rows, row, e->write_floor, { e->bounds.lo_encoder, e->bounds.lo_cut, e->bounds.lo_late }, { 0 } };
-            for (uint32_t k = 0; k < CEDAR_NGRAM_MAX; k++) v.history[k] = k < e->pos ? seqs[e->seq].tokens[e->pos - 1 - k] : -1;
+            dev_entry v = { e->seq, e->pos,         e->rows,
+                            row,    e->write_floor, { e->bounds.lo_encoder, e->bounds.lo_cut, e->bounds.lo_late },
+                            { 0 } };
+            for (uint32_t k = 0; k < CEDAR_NGRAM_MAX; k++)
+                v.history[k] = k < e->pos ? seqs[e->seq].tokens[e->pos - 1 - k] : -1;
             h.entries[i] = v;
             for (uint32_t k = 0; k < e->rows; k++, row++) {
                 h.token[row] = e->tokens[k];
@@ -837,8 +884,9 @@ template <class A> struct forward {
                 if (k >= e->rows - e->logits) h.logit_rows[wanted++] = row;
             }
             memcpy(h.page_table + (uint64_t)i * d.pages_per_seq, seqs[e->seq].pages, seqs[e->seq].page_count * 4);
-            cudaMemcpyAsync(d.page_table + (uint64_t)e->seq * d.pages_per_seq, h.page_table + (uint64_t)i * d.pages_per_seq,
-                            seqs[e->seq].page_count * 4, cudaMemcpyHostToDevice, s);
+            cudaMemcpyAsync(d.page_table + (uint64_t)e->seq * d.pages_per_seq,
+                            h.page_table + (uint64_t)i * d.pages_per_seq, seqs[e->seq].page_count * 4,
+                            cudaMemcpyHostToDevice, s);
         }
         cedar_plan_kept_rows(plan, h.kept, h.first_kept);
         cudaMemcpyAsync(d.entries, h.entries, plan->entry_count * sizeof(dev_entry), cudaMemcpyHostToDevice, s);
@@ -850,7 +898,8 @@ template <class A> struct forward {
         cudaMemcpyAsync(b->w.logit_rows, h.logit_rows, wanted * 4, cudaMemcpyHostToDevice, s);
     }
 
-    static cedar_status step(cuda_backend *b, const cedar_step_plan *plan, const cedar_seq_state *seqs, cedar_step_out *out, cedar_err *err) {
+    static cedar_status step(cuda_backend *b, const cedar_step_plan *plan, const cedar_seq_state *seqs,
+                             cedar_step_out *out, cedar_err *err) {
         forward f = { b, b->d, b->c, b->stream, plan, plan->rows, b->h.active, false };
         cedar_status st = CEDAR_OK;
         f.stage_inputs(seqs);
@@ -895,21 +944,34 @@ template <class A> struct forward {
         f.n = 1;
         for (uint32_t k = 0; k < block; k++) {
             bool own = k > 0 && !it->forced;
-            launch_row<A>(f.d, f.W(m->markov_embed), own ? b->w.draft_ids + k - 1 : NULL, k == 0 ? it->token : it->forced ? it->forced[k - 1] : 0, b->w.row_e, f.s);
+            launch_row<A>(f.d, f.W(m->markov_embed), own ? b->w.draft_ids + k - 1 : NULL,
+                          k == 0       ? it->token
+                          : it->forced ? it->forced[k - 1]
+                                       : 0,
+                          b->w.row_e, f.s);
             f.linear(m->head, f.by_place((real *)b->w.xc + (uint64_t)k * c->hidden, c->hidden), b->w.head, false);
             f.linear(m->markov_head, f.by_place(b->w.row_e, c->markov_rank), b->w.extra, false);
-            launch_markov<A>(f.d, c->vocab, b->w.head, b->w.extra, b->w.logits + (uint64_t)k * c->vocab, b->w.draft_ids + k, f.s);
-            launch_confidence<A>(f.d, f.W(m->confidence), (real *)b->w.row_y + (uint64_t)k * c->hidden, b->w.row_e, c->markov_rank, b->w.confidence + k, f.s);
+            launch_markov<A>(f.d, c->vocab, b->w.head, b->w.extra, b->w.logits + (uint64_t)k * c->vocab,
+                             b->w.draft_ids + k, f.s);
+            launch_confidence<A>(f.d, f.W(m->confidence), (real *)b->w.row_y + (uint64_t)k * c->hidden, b->w.row_e,
+                                 c->markov_rank, b->w.confidence + k, f.s);
         }
-        cedar_status st = check(cudaMemcpyAsync(it->ids, b->w.draft_ids, block * 4, cudaMemcpyDeviceToHost, f.s), "reading drafts", err);
-        if (!st && it->logits) st = check(cudaMemcpyAsync(it->logits, b->w.logits, (uint64_t)block * c->vocab * 4, cudaMemcpyDeviceToHost, f.s), "reading drafts", err);
-        if (!st && it->confidence) st = check(cudaMemcpyAsync(it->confidence, b->w.confidence, block * 4, cudaMemcpyDeviceToHost, f.s), "reading drafts", err);
+        cedar_status st = check(cudaMemcpyAsync(it->ids, b->w.draft_ids, block * 4, cudaMemcpyDeviceToHost, f.s),
+                                "reading drafts", err);
+        if (!st && it->logits)
+            st = check(
+                cudaMemcpyAsync(it->logits, b->w.logits, (uint64_t)block * c->vocab * 4, cudaMemcpyDeviceToHost, f.s),
+                "reading drafts", err);
+        if (!st && it->confidence)
+            st = check(cudaMemcpyAsync(it->confidence, b->w.confidence, block * 4, cudaMemcpyDeviceToHost, f.s),
+                       "reading drafts", err);
         if (!st) st = check(cudaStreamSynchronize(f.s), "a draft", err);
         return st ? st : check(cudaGetLastError(), "a launch in a draft", err);
     }
 };
 
-static cedar_status cuda_step(void *self, const cedar_step_plan *plan, const cedar_seq_state *seqs, cedar_step_out *out, cedar_err *err) {
+static cedar_status cuda_step(void *self, const cedar_step_plan *plan, const cedar_seq_state *seqs, cedar_step_out *out,
+                              cedar_err *err) {
     cuda_backend *b = (cuda_backend *)self;
     switch (b->o.arith) {
     case CEDAR_WIDE: return forward<wide>::step(b, plan, seqs, out, err);
@@ -918,16 +980,18 @@ static cedar_status cuda_step(void *self, const cedar_step_plan *plan, const ced
     }
 }
 
-static cedar_status cuda_draft(void *self, cedar_draft_item *items, uint32_t count, const cedar_seq_state *seqs, cedar_err *err) {
+static cedar_status cuda_draft(void *self, cedar_draft_item *items, uint32_t count, const cedar_seq_state *seqs,
+                               cedar_err *err) {
     cuda_backend *b = (cuda_backend *)self;
     cedar_status st = CEDAR_OK;
     for (uint32_t i = 0; i < count && !st; i++)
-        st = b->o.arith == CEDAR_WIDE ? forward<wide>::draft(b, &items[i], seqs, err)
-             : b->o.arith == CEDAR_F32 ? forward<f32>::draft(b, &items[i], seqs, err) : forward<bf16>::draft(b, &items[i], seqs, err);
+        st = b->o.arith == CEDAR_WIDE  ? forward<wide>::draft(b, &items[i], seqs, err)
+             : b->o.arith == CEDAR_F32 ? forward<f32>::draft(b, &items[i], seqs, err)
+                                       : forward<bf16>::draft(b, &items[i], seqs, err);
     return st;
 }
 
-/* --- state ------------------------------------------------------------------------------------------------------------------- */
+/* --- state -------------------------------------------------------------------------------------------------------- */
 
 /* Between steps: plain copies; an error shows in the next step's check, since CUDA errors stick. */
 static void cuda_seq_reset(void *self, int32_t seq) {
@@ -939,7 +1003,8 @@ static void cuda_seq_reset(void *self, int32_t seq) {
 
 static void cuda_page_copy(void *self, int32_t to, int32_t from) {
     cuda_backend *b = (cuda_backend *)self;
-    cudaMemcpy(b->d.pages + (uint64_t)to * b->l.page_bytes, b->d.pages + (uint64_t)from * b->l.page_bytes, b->l.page_bytes, cudaMemcpyDeviceToDevice);
+    cudaMemcpy(b->d.pages + (uint64_t)to * b->l.page_bytes, b->d.pages + (uint64_t)from * b->l.page_bytes,
+               b->l.page_bytes, cudaMemcpyDeviceToDevice);
 }
 
 static uint64_t cuda_snap_bytes(const void *self) {
@@ -955,20 +1020,26 @@ static void snap_copy(const cuda_backend *b, int32_t seq, uint32_t pos, uint8_t 
             uint32_t run = pos - p, slot = p % b->l.ring_slots, at = p % w;     /* up to where either ring wraps */
             if (run > b->l.ring_slots - slot) run = b->l.ring_slots - slot;
             if (run > w - at) run = w - at;
-            uint8_t *dev_row = b->d.rings + (uint64_t)seq * b->l.ring_bytes + ((uint64_t)ring * b->l.ring_slots + slot) * bytes;
+            uint8_t *dev_row =
+                b->d.rings + (uint64_t)seq * b->l.ring_bytes + ((uint64_t)ring * b->l.ring_slots + slot) * bytes;
             uint8_t *host_row = buf + ((uint64_t)ring * w + at) * bytes;
             if (save) cudaMemcpy(host_row, dev_row, (size_t)run * bytes, cudaMemcpyDeviceToHost);
             else cudaMemcpy(dev_row, host_row, (size_t)run * bytes, cudaMemcpyHostToDevice);
             p += run;
         }
     uint64_t open_bytes = b->l.open_reals * b->d.real_bytes;
-    uint8_t *dev_open_at = b->d.open + (uint64_t)seq * open_bytes, *host_open = buf + (uint64_t)b->l.ring_count * w * bytes;
+    uint8_t *dev_open_at = b->d.open + (uint64_t)seq * open_bytes,
+            *host_open = buf + (uint64_t)b->l.ring_count * w * bytes;
     if (open_bytes && save) cudaMemcpy(host_open, dev_open_at, open_bytes, cudaMemcpyDeviceToHost);
     else if (open_bytes) cudaMemcpy(dev_open_at, host_open, open_bytes, cudaMemcpyHostToDevice);
 }
 
-static void cuda_snap_save(const void *self, int32_t seq, uint32_t pos, uint8_t *buf) { snap_copy((const cuda_backend *)self, seq, pos, buf, true); }
-static void cuda_snap_load(void *self, int32_t seq, uint32_t pos, const uint8_t *buf) { snap_copy((const cuda_backend *)self, seq, pos, (uint8_t *)(uintptr_t)buf, false); }
+static void cuda_snap_save(const void *self, int32_t seq, uint32_t pos, uint8_t *buf) {
+    snap_copy((const cuda_backend *)self, seq, pos, buf, true);
+}
+static void cuda_snap_load(void *self, int32_t seq, uint32_t pos, const uint8_t *buf) {
+    snap_copy((const cuda_backend *)self, seq, pos, (uint8_t *)(uintptr_t)buf, false);
+}
 
 static void cuda_tap(void *self, cedar_tap_fn fn, void *tap_self) {
     cuda_backend *b = (cuda_backend *)self;
@@ -987,12 +1058,16 @@ static void cuda_read_entry(const void *self, int32_t page, int32_t part, uint32
     const cedar_page_part *p = &b->l.part[part];
     const uint8_t *at = b->d.pages + (uint64_t)page * b->l.page_bytes;
     if (kv) {
-        cudaMemcpy(kv, at + p->kv_codes + (uint64_t)entry * b->l.kv_code_bytes, b->l.kv_code_bytes, cudaMemcpyDeviceToHost);
-        cudaMemcpy(kv + b->l.kv_code_bytes, at + p->kv_scales + (uint64_t)entry * b->l.kv_scale_bytes, b->l.kv_scale_bytes, cudaMemcpyDeviceToHost);
+        cudaMemcpy(kv, at + p->kv_codes + (uint64_t)entry * b->l.kv_code_bytes, b->l.kv_code_bytes,
+                   cudaMemcpyDeviceToHost);
+        cudaMemcpy(kv + b->l.kv_code_bytes, at + p->kv_scales + (uint64_t)entry * b->l.kv_scale_bytes,
+                   b->l.kv_scale_bytes, cudaMemcpyDeviceToHost);
     }
     if (index) {
-        cudaMemcpy(index, at + p->index_codes + (uint64_t)entry * b->l.index_code_bytes, b->l.index_code_bytes, cudaMemcpyDeviceToHost);
-        cudaMemcpy(index + b->l.index_code_bytes, at + p->index_scales + (uint64_t)entry * b->l.index_scale_bytes, b->l.index_scale_bytes, cudaMemcpyDeviceToHost);
+        cudaMemcpy(index, at + p->index_codes + (uint64_t)entry * b->l.index_code_bytes, b->l.index_code_bytes,
+                   cudaMemcpyDeviceToHost);
+        cudaMemcpy(index + b->l.index_code_bytes, at + p->index_scales + (uint64_t)entry * b->l.index_scale_bytes,
+                   b->l.index_scale_bytes, cudaMemcpyDeviceToHost);
     }
 }
 
@@ -1020,8 +1095,9 @@ static void cuda_poison(void *self, int32_t seq, uint32_t ring, uint32_t lo, uin
         bool live = false;
         for (uint32_t p = lo; p < hi && !live; p++) live = p % b->l.ring_slots == slot;
         if (!live)
-            cudaMemset(b->d.rings + (uint64_t)seq * b->l.ring_bytes + ((uint64_t)ring * b->l.ring_slots + slot) * b->l.ring_row_bytes, 0x7F,
-                       b->l.ring_row_bytes);
+            cudaMemset(b->d.rings + (uint64_t)seq * b->l.ring_bytes +
+                           ((uint64_t)ring * b->l.ring_slots + slot) * b->l.ring_row_bytes,
+                       0x7F, b->l.ring_row_bytes);
     }
 }
 
@@ -1031,6 +1107,7 @@ extern "C" bool cedar_cuda_present(void) {
 }
 
 extern "C" const cedar_backend cedar_backend_cuda = {
-    "cuda", true, cuda_workspace_bytes, cuda_open, cuda_close, cuda_seq_reset, cuda_page_copy, cuda_step, cuda_draft, cuda_snap_bytes,
-    cuda_snap_save, cuda_snap_load, cuda_tap, cuda_inject, cuda_read_entry, cuda_read_open, cuda_poison,
+    "cuda",         true,        cuda_workspace_bytes, cuda_open,       cuda_close,     cuda_seq_reset,
+    cuda_page_copy, cuda_step,   cuda_draft,           cuda_snap_bytes, cuda_snap_save, cuda_snap_load,
+    cuda_tap,       cuda_inject, cuda_read_entry,      cuda_read_open,  cuda_poison,
 };

@@ -9,7 +9,8 @@ template <class A> static __global__ void store_kernel(dev d, const void *kv, in
     for (int k = threadIdx.x; k < d.head_dim; k += blockDim.x) to[k] = round ? A::rb(from[k]) : from[k];
 }
 
-template <class A> void launch_comp_store(const dev &d, uint32_t n, const void *kv, int half, bool round, cudaStream_t s) {
+template <class A>
+void launch_comp_store(const dev &d, uint32_t n, const void *kv, int half, bool round, cudaStream_t s) {
     store_kernel<A><<<n, 128, 0, s>>>(d, kv, half, round);
 }
 
@@ -21,7 +22,8 @@ template <class A> static __device__ void rotate_at(typename A::real *tail, cons
     tail[2 * pair + 1] = A::rb(a * si + b * co);
 }
 
-template <class A> static __device__ void norm_shared(typename A::real *x, int width, const dev_weight &gain, double eps) {
+template <class A>
+static __device__ void norm_shared(typename A::real *x, int width, const dev_weight &gain, double eps) {
     typedef typename A::real real;
     double square = 0;
     for (int k = threadIdx.x; k < width; k += blockDim.x) square += (double)x[k] * (double)x[k];
@@ -63,7 +65,8 @@ template <class A> static __global__ void groups_kernel(dev d, int part, int rat
     __syncthreads();
     norm_shared<A>(z, d.head_dim, norm, d.norm_eps);
     if (latents)
-        for (int k = threadIdx.x; k < d.head_dim; k += blockDim.x) ((real *)latents)[(uint64_t)blockIdx.x * d.head_dim + k] = z[k];
+        for (int k = threadIdx.x; k < d.head_dim; k += blockDim.x)
+            ((real *)latents)[(uint64_t)blockIdx.x * d.head_dim + k] = z[k];
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
     for (int n = warp; n < d.index_dim; n += warps) {
         double dot = 0;
@@ -85,7 +88,8 @@ template <class A> static __global__ void groups_kernel(dev d, int part, int rat
         uint8_t s = pow2_ceil_byte(fmax(top, 6 * 0x1p-126), 1.0f / 6);
         uint8_t *code = page + p.index_codes + (uint64_t)at * d.l->index_code_bytes + b * 16;
         for (int k = 0; k < 32; k += 2)
-            code[k / 2] = e2m1_encode((double)key[b * 32 + k], ue8m0_value(s)) | e2m1_encode((double)key[b * 32 + k + 1], ue8m0_value(s)) << 4;
+            code[k / 2] = e2m1_encode((double)key[b * 32 + k], ue8m0_value(s)) |
+                          e2m1_encode((double)key[b * 32 + k + 1], ue8m0_value(s)) << 4;
         page[p.index_scales + (uint64_t)at * d.l->index_scale_bytes + b] = s;
     }
     for (int b = threadIdx.x; b < d.head_dim / 16; b += blockDim.x) {
@@ -94,14 +98,17 @@ template <class A> static __global__ void groups_kernel(dev d, int part, int rat
         uint8_t s = e4m3_encode(fmax(top, 6 * 0x1p-9) / 6);
         uint8_t *code = page + p.kv_codes + (uint64_t)at * d.l->kv_code_bytes + b * 8;
         for (int k = 0; k < 16; k += 2)
-            code[k / 2] = e2m1_encode((double)z[b * 16 + k], e4m3_value(s)) | e2m1_encode((double)z[b * 16 + k + 1], e4m3_value(s)) << 4;
+            code[k / 2] = e2m1_encode((double)z[b * 16 + k], e4m3_value(s)) |
+                          e2m1_encode((double)z[b * 16 + k + 1], e4m3_value(s)) << 4;
         page[p.kv_scales + (uint64_t)at * d.l->kv_scale_bytes + b] = s;
     }
 }
 
-template <class A> void launch_groups(const dev &d, uint32_t n, int part, int ratio, const dev_weight &norm,
-                                      const dev_weight &wk, const dev_weight &k_norm, const double *freq, void *latents, cudaStream_t s) {
-    groups_kernel<A><<<n, 128, (d.head_dim + d.index_dim) * sizeof(typename A::real), s>>>(d, part, ratio, norm, wk, k_norm, freq, latents);
+template <class A>
+void launch_groups(const dev &d, uint32_t n, int part, int ratio, const dev_weight &norm, const dev_weight &wk,
+                   const dev_weight &k_norm, const double *freq, void *latents, cudaStream_t s) {
+    groups_kernel<A><<<n, 128, (d.head_dim + d.index_dim) * sizeof(typename A::real), s>>>(d, part, ratio, norm, wk,
+                                                                                           k_norm, freq, latents);
 }
 
 template <class A> static __global__ void commit_open_kernel(dev d, int part) {
@@ -119,8 +126,9 @@ template <class A> void launch_commit_open(const dev &d, uint32_t entries, int p
     commit_open_kernel<A><<<entries, 128, 0, s>>>(d, part);
 }
 
-#define INSTANTIATE(A) \
-    template void launch_comp_store<A>(const dev &, uint32_t, const void *, int, bool, cudaStream_t); \
-    template void launch_groups<A>(const dev &, uint32_t, int, int, const dev_weight &, const dev_weight &, const dev_weight &, const double *, void *, cudaStream_t); \
+#define INSTANTIATE(A)                                                                                                 \
+    template void launch_comp_store<A>(const dev &, uint32_t, const void *, int, bool, cudaStream_t);                  \
+    template void launch_groups<A>(const dev &, uint32_t, int, int, const dev_weight &, const dev_weight &,            \
+                                   const dev_weight &, const double *, void *, cudaStream_t);                          \
     template void launch_commit_open<A>(const dev &, uint32_t, int, cudaStream_t);
 CEDAR_ARITHMETICS(INSTANTIATE)

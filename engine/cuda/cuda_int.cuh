@@ -1,8 +1,8 @@
 /* Private to engine/cuda: device types, arithmetics, number formats, and the state that kernels see.
  *
  * Ownership   The backend (backend.cu) owns all device memory, taken once in open. Kernels get a `dev` by value.
- * Class       Every kernel here is D1: an output depends on its row's inputs alone, and each sum has one fixed order. No
- *             float atomics. */
+ * Class       Every kernel here is D1: an output depends on its row's inputs alone, and each sum has one fixed order.
+ *             No float atomics. */
 #ifndef CEDAR_ENGINE_CUDA_INT_CUH
 #define CEDAR_ENGINE_CUDA_INT_CUH
 
@@ -16,7 +16,7 @@ extern "C" {
 #include "engine/quant.h"
 }
 
-/* --- arithmetics (as engine/cpu/arith.h) ------------------------------------------------------------------------------ */
+/* --- arithmetics (as engine/cpu/arith.h) -------------------------------------------------------------------------- */
 
 struct wide {
     typedef double real;
@@ -39,7 +39,7 @@ static __device__ inline double real_sqrt(double x) { return sqrt(x); }
 static __device__ inline float real_sqrt(float x) { return sqrtf(x); }
 template <class R> static __device__ inline R sigmoid(R x) { return 1 / (1 + real_exp(-x)); }
 
-/* --- number formats (engine/quant.h on the device) ---------------------------------------------------------------------- */
+/* --- number formats (engine/quant.h on the device) ---------------------------------------------------------------- */
 
 static __device__ inline double e4m3_value(uint8_t c) {
     int e = c >> 3 & 15, m = c & 7;
@@ -55,7 +55,8 @@ static __device__ inline double e2m1_value(uint8_t c) {
 }
 
 static __device__ inline double ue8m0_value(uint8_t b) {
-    return b == 255 ? __longlong_as_double(0x7ff8000000000000ll) : __longlong_as_double((long long)(b - 127 + 1023) << 52);
+    return b == 255 ? __longlong_as_double(0x7ff8000000000000ll)
+                    : __longlong_as_double((long long)(b - 127 + 1023) << 52);
 }
 
 static __device__ inline uint8_t e4m3_encode(double x) {
@@ -72,7 +73,8 @@ static __device__ inline uint8_t e4m3_encode(double x) {
 
 static __device__ inline uint8_t e2m1_encode(double x, double s) {
     double a = fabs(x);
-    int c = (a > .25 * s) + (a >= .75 * s) + (a > 1.25 * s) + (a >= 1.75 * s) + (a > 2.5 * s) + (a >= 3.5 * s) + (a > 5 * s);
+    int c = (a > .25 * s) + (a >= .75 * s) + (a > 1.25 * s) + (a >= 1.75 * s) + (a > 2.5 * s) + (a >= 3.5 * s) +
+            (a > 5 * s);
     if (x != x) c = 7;
     return (uint8_t)(c | (signbit(x) ? 8 : 0));
 }
@@ -89,9 +91,11 @@ template <int LANES> static __device__ inline double group_max(double a) {
     return a;
 }
 
-static __device__ inline uint8_t fp8q32_scale(double x) { return pow2_ceil_byte(fmax(group_max<32>(x), (double)1e-4f), 1.0f / 448); }
+static __device__ inline uint8_t fp8q32_scale(double x) {
+    return pow2_ceil_byte(fmax(group_max<32>(x), (double)1e-4f), 1.0f / 448);
+}
 
-/* --- weights ------------------------------------------------------------------------------------------------------------- */
+/* --- weights ------------------------------------------------------------------------------------------------------ */
 
 struct dev_weight {
     int kind;                   /* cedar_weight_kind */
@@ -102,8 +106,11 @@ struct dev_weight {
 /* Element [row, col] of a stored weight. */
 static __device__ inline double weight_at(const dev_weight &w, int64_t row, int64_t col) {
     switch (w.kind) {
-    case CEDAR_W_TILES: return e4m3_value(w.data[row * w.cols + col]) * ue8m0_value(w.scale[row / 32 * ((w.cols + 31) / 32) + col / 32]);
-    case CEDAR_W_ROWS: return e4m3_value(w.data[row * w.cols + col]) * ue8m0_value(w.scale[row * (w.cols / 32) + col / 32]);
+    case CEDAR_W_TILES:
+        return e4m3_value(w.data[row * w.cols + col]) *
+               ue8m0_value(w.scale[row / 32 * ((w.cols + 31) / 32) + col / 32]);
+    case CEDAR_W_ROWS:
+        return e4m3_value(w.data[row * w.cols + col]) * ue8m0_value(w.scale[row * (w.cols / 32) + col / 32]);
     case CEDAR_W_FP4: {
         uint8_t b = w.data[(row * w.cols + col) / 2];
         return e2m1_value(col & 1 ? b >> 4 : b & 15) * ue8m0_value(w.scale[row * (w.cols / 32) + col / 32]);
@@ -113,7 +120,7 @@ static __device__ inline double weight_at(const dev_weight &w, int64_t row, int6
     }
 }
 
-/* --- what kernels see ------------------------------------------------------------------------------------------------------ */
+/* --- what kernels see --------------------------------------------------------------------------------------------- */
 
 struct dev_entry {
     int32_t seq;
@@ -127,7 +134,8 @@ enum { HC_SPLITS = 16 };        /* parts of the channels an mHC projection is su
 /* Sizes and pointers; passed by value. Reals of the arithmetic are behind void pointers. */
 struct dev {
     int32_t hidden, hc, head_dim, heads, rope, window, q_lora, index_heads, index_dim, topk, cut, layers;
-    int32_t candidate_blocks, candidate_block, context, pages_per_seq, hc_iters, ngram, engram_heads, engram_rows, targets;
+    int32_t candidate_blocks, candidate_block, context, pages_per_seq, hc_iters, ngram, engram_heads, engram_rows,
+        targets;
     double hc_eps, norm_eps;
     const cedar_layout *l;      /* on the device */
     uint32_t real_bytes;
@@ -156,11 +164,14 @@ static __device__ inline uint8_t *dev_page(const dev &d, int32_t seq, uint32_t p
 }
 
 static __device__ inline uint8_t *dev_ring(const dev &d, int32_t seq, uint32_t ring, uint32_t pos) {
-    return d.rings + (uint64_t)seq * d.l->ring_bytes + ((uint64_t)ring * d.l->ring_slots + pos % d.l->ring_slots) * d.l->ring_row_bytes;
+    return d.rings + (uint64_t)seq * d.l->ring_bytes +
+           ((uint64_t)ring * d.l->ring_slots + pos % d.l->ring_slots) * d.l->ring_row_bytes;
 }
 
 static __device__ inline uint8_t *dev_open(const dev &d, int32_t seq, int part, uint32_t pos) {
-    return d.open + ((uint64_t)seq * d.l->open_reals + d.l->open_first[part] + (uint64_t)(pos % d.l->open_slots[part]) * 2 * d.head_dim) * d.real_bytes;
+    return d.open + ((uint64_t)seq * d.l->open_reals + d.l->open_first[part] +
+                     (uint64_t)(pos % d.l->open_slots[part]) * 2 * d.head_dim) *
+                        d.real_bytes;
 }
 
 /* Sum over a block's threads in one fixed order: pairs within a warp, then warps in turn. Everyone gets it. */

@@ -8,8 +8,9 @@ static __device__ int32_t token_back(const dev &d, const dev_entry &e, uint32_t 
     return e.history[k - in_step - 1];
 }
 
-template <class A> static __global__ void rows_kernel(dev d, const int64_t *mul, const int64_t *prime, const int64_t *offset, int32_t pad,
-                                                      dev_weight embed, void *e_out) {
+template <class A>
+static __global__ void rows_kernel(dev d, const int64_t *mul, const int64_t *prime, const int64_t *offset, int32_t pad,
+                                   dev_weight embed, void *e_out) {
     typedef typename A::real real;
     uint32_t row = d.active[blockIdx.x];
     const dev_entry &e = d.entries[d.row_entry[row]];
@@ -32,8 +33,9 @@ template <class A> static __global__ void rows_kernel(dev d, const int64_t *mul,
     }
 }
 
-template <class A> void launch_engram_rows(const dev &d, uint32_t n, int slot, const int64_t *mul, const int64_t *prime,
-                                           const int64_t *offset, int32_t pad, const dev_weight &embed, void *e, cudaStream_t s) {
+template <class A>
+void launch_engram_rows(const dev &d, uint32_t n, int slot, const int64_t *mul, const int64_t *prime,
+                        const int64_t *offset, int32_t pad, const dev_weight &embed, void *e, cudaStream_t s) {
     (void)slot;
     rows_kernel<A><<<n, 128, 0, s>>>(d, mul, prime, offset, pad, embed, e);
 }
@@ -54,18 +56,23 @@ template <class A> static __global__ void gate_kernel(dev d, dev_weight qw, dev_
     dot = block_sum(dot);
     hh = block_sum(hh);
     kk = block_sum(kk);
-    real eps = (real)d.norm_eps, inv_h = 1 / real_sqrt((real)hh / (real)d.hidden + eps), inv_k = 1 / real_sqrt((real)kk / (real)d.hidden + eps);
+    real eps = (real)d.norm_eps, inv_h = 1 / real_sqrt((real)hh / (real)d.hidden + eps),
+         inv_k = 1 / real_sqrt((real)kk / (real)d.hidden + eps);
     real x = (real)dot * inv_h * inv_k * (real)(1 / sqrt((double)d.hidden)), a = fabs(x);
     real g = real_sqrt(a > (real)1e-6 ? a : (real)1e-6);
     g = sigmoid(signbit(x) ? -g : g);
     for (int k = threadIdx.x; k < d.hidden; k += blockDim.x) h[k] = A::rb(h[k] + g * value[k]);
 }
 
-template <class A> void launch_engram_gate(const dev &d, uint32_t n, const dev_weight &q, const dev_weight &k, const void *kv, cudaStream_t s) {
+template <class A>
+void launch_engram_gate(const dev &d, uint32_t n, const dev_weight &q, const dev_weight &k, const void *kv,
+                        cudaStream_t s) {
     gate_kernel<A><<<dim3(n, d.hc), 256, 0, s>>>(d, q, k, kv);
 }
 
-#define INSTANTIATE(A) \
-    template void launch_engram_rows<A>(const dev &, uint32_t, int, const int64_t *, const int64_t *, const int64_t *, int32_t, const dev_weight &, void *, cudaStream_t); \
-    template void launch_engram_gate<A>(const dev &, uint32_t, const dev_weight &, const dev_weight &, const void *, cudaStream_t);
+#define INSTANTIATE(A)                                                                                                 \
+    template void launch_engram_rows<A>(const dev &, uint32_t, int, const int64_t *, const int64_t *, const int64_t *, \
+                                        int32_t, const dev_weight &, void *, cudaStream_t);                            \
+    template void launch_engram_gate<A>(const dev &, uint32_t, const dev_weight &, const dev_weight &, const void *,   \
+                                        cudaStream_t);
 CEDAR_ARITHMETICS(INSTANTIATE)

@@ -46,13 +46,15 @@ template <class A> static __global__ void logits_kernel(const void *y, float *lo
     if (threadIdx.x == 0) argmax[blockIdx.x] = id;
 }
 
-template <class A> void launch_logits(const dev &d, uint32_t n, const void *y, float *logits, int32_t *argmax, int vocab, cudaStream_t s) {
+template <class A>
+void launch_logits(const dev &d, uint32_t n, const void *y, float *logits, int32_t *argmax, int vocab, cudaStream_t s) {
     (void)d;
     if (n) logits_kernel<A><<<n, 1024, 0, s>>>(y, logits, argmax, vocab);
 }
 
 /* base + extra -> logits, and the greedy id, by one block. */
-template <class A> static __global__ void markov_kernel(int vocab, const void *base, const void *extra, float *logits, int32_t *id) {
+template <class A>
+static __global__ void markov_kernel(int vocab, const void *base, const void *extra, float *logits, int32_t *id) {
     typedef typename A::real real;
     int32_t pick = argmax_block(vocab, [&](int v) {
         real s = ((const real *)base)[v] + ((const real *)extra)[v];
@@ -62,7 +64,9 @@ template <class A> static __global__ void markov_kernel(int vocab, const void *b
     if (threadIdx.x == 0) *id = pick;
 }
 
-template <class A> void launch_markov(const dev &d, int vocab, const void *base, const void *extra, float *logits, int32_t *id, cudaStream_t s) {
+template <class A>
+void launch_markov(const dev &d, int vocab, const void *base, const void *extra, float *logits, int32_t *id,
+                   cudaStream_t s) {
     (void)d;
     markov_kernel<A><<<1, 1024, 0, s>>>(vocab, base, extra, logits, id);
 }
@@ -70,15 +74,18 @@ template <class A> void launch_markov(const dev &d, int vocab, const void *base,
 /* One row of a weight: row *id, or `forced` when id is NULL. */
 template <class A> static __global__ void row_kernel(dev_weight w, const int32_t *id, int forced, void *out) {
     int64_t row = id ? *id : forced;
-    for (int64_t k = threadIdx.x; k < w.cols; k += blockDim.x) ((typename A::real *)out)[k] = (typename A::real)weight_at(w, row, k);
+    for (int64_t k = threadIdx.x; k < w.cols; k += blockDim.x)
+        ((typename A::real *)out)[k] = (typename A::real)weight_at(w, row, k);
 }
 
-template <class A> void launch_row(const dev &d, const dev_weight &w, const int32_t *id, int forced, void *out, cudaStream_t s) {
+template <class A>
+void launch_row(const dev &d, const dev_weight &w, const int32_t *id, int forced, void *out, cudaStream_t s) {
     (void)d;
     row_kernel<A><<<1, 128, 0, s>>>(w, id, forced, out);
 }
 
-template <class A> static __global__ void confidence_kernel(dev_weight w, const void *y, const void *e, int hidden, int rank, float *out) {
+template <class A>
+static __global__ void confidence_kernel(dev_weight w, const void *y, const void *e, int hidden, int rank, float *out) {
     typedef typename A::real real;
     double dot = 0;
     for (int k = threadIdx.x; k < hidden + rank; k += blockDim.x)
@@ -87,13 +94,16 @@ template <class A> static __global__ void confidence_kernel(dev_weight w, const 
     if (threadIdx.x == 0) *out = (float)(real)dot;
 }
 
-template <class A> void launch_confidence(const dev &d, const dev_weight &w, const void *y, const void *e, int rank, float *out, cudaStream_t s) {
+template <class A>
+void launch_confidence(const dev &d, const dev_weight &w, const void *y, const void *e, int rank, float *out,
+                       cudaStream_t s) {
     confidence_kernel<A><<<1, 256, 0, s>>>(w, y, e, d.hidden, rank, out);
 }
 
-#define INSTANTIATE(A) \
-    template void launch_logits<A>(const dev &, uint32_t, const void *, float *, int32_t *, int, cudaStream_t); \
-    template void launch_markov<A>(const dev &, int, const void *, const void *, float *, int32_t *, cudaStream_t); \
-    template void launch_row<A>(const dev &, const dev_weight &, const int32_t *, int, void *, cudaStream_t); \
-    template void launch_confidence<A>(const dev &, const dev_weight &, const void *, const void *, int, float *, cudaStream_t);
+#define INSTANTIATE(A)                                                                                                 \
+    template void launch_logits<A>(const dev &, uint32_t, const void *, float *, int32_t *, int, cudaStream_t);        \
+    template void launch_markov<A>(const dev &, int, const void *, const void *, float *, int32_t *, cudaStream_t);    \
+    template void launch_row<A>(const dev &, const dev_weight &, const int32_t *, int, void *, cudaStream_t);          \
+    template void launch_confidence<A>(const dev &, const dev_weight &, const void *, const void *, int, float *,      \
+                                       cudaStream_t);
 CEDAR_ARITHMETICS(INSTANTIATE)

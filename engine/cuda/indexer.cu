@@ -14,7 +14,8 @@ template <class A> static __global__ void query_kernel(dev d, void *iq, void *g,
 }
 
 template <class A> void launch_index_query(const dev &d, uint32_t n, void *iq, void *g, cudaStream_t s) {
-    query_kernel<A><<<n, 128, 0, s>>>(d, iq, g, (typename A::real)(pow((double)d.index_dim, -0.5) * pow((double)d.index_heads, -0.5)));
+    query_kernel<A><<<n, 128, 0, s>>>(
+        d, iq, g, (typename A::real)(pow((double)d.index_dim, -0.5) * pow((double)d.index_heads, -0.5)));
 }
 
 /* Entry number `n` of the row's list: n itself, or inside its pool; -1 past the end. */
@@ -29,8 +30,9 @@ static __device__ int64_t entry_at(const dev &d, uint32_t row, int64_t n, int64_
 }
 
 /* Scores of the rows [first, first + gridDim.y) of the list; scores [row in batch, context]. */
-template <class A> static __global__ void scores_kernel(dev d, uint32_t first, const void *iq_in, const void *g_in, int part, int ratio, bool pooled,
-                                                        int64_t count_max) {
+template <class A>
+static __global__ void scores_kernel(dev d, uint32_t first, const void *iq_in, const void *g_in, int part, int ratio,
+                                     bool pooled, int64_t count_max) {
     typedef typename A::real real;
     uint32_t i = first + blockIdx.y, row = d.active[i];
     const dev_entry &e = d.entries[d.row_entry[row]];
@@ -43,13 +45,15 @@ template <class A> static __global__ void scores_kernel(dev d, uint32_t first, c
         const uint8_t *page = dev_page(d, e.seq, (uint32_t)(j / p.entries));
         const uint8_t *code = page + p.index_codes + (uint64_t)(j % p.entries) * d.l->index_code_bytes;
         const uint8_t *scale = page + p.index_scales + (uint64_t)(j % p.entries) * d.l->index_scale_bytes;
-        const real *iq = (const real *)iq_in + (uint64_t)i * d.index_heads * d.index_dim, *g = (const real *)g_in + (uint64_t)i * d.index_heads;
+        const real *iq = (const real *)iq_in + (uint64_t)i * d.index_heads * d.index_dim,
+                   *g = (const real *)g_in + (uint64_t)i * d.index_heads;
         sum = 0;
         for (int h = 0; h < d.index_heads; h++) {
             double dot = 0;
             for (int k = 0; k < d.index_dim; k++) {
                 uint8_t b = code[k / 2];
-                dot += (double)iq[h * d.index_dim + k] * (e2m1_value(k & 1 ? b >> 4 : b & 15) * ue8m0_value(scale[k / 32]));
+                dot += (double)iq[h * d.index_dim + k] *
+                       (e2m1_value(k & 1 ? b >> 4 : b & 15) * ue8m0_value(scale[k / 32]));
             }
             real v = (real)dot;
             sum += g[h] * (v > 0 ? v : 0);
@@ -58,18 +62,23 @@ template <class A> static __global__ void scores_kernel(dev d, uint32_t first, c
     ((real *)d.scores)[(uint64_t)blockIdx.y * d.context + n] = sum;
 }
 
-static int64_t list_max(const dev &d, bool pooled) { return pooled ? (int64_t)d.candidate_blocks * d.candidate_block : d.context; }
-
-template <class A> void launch_scores(const dev &d, uint32_t first, uint32_t n, const void *iq, const void *g, int part, int ratio,
-                                      bool pooled, cudaStream_t s) {
-    int64_t count = list_max(d, pooled);
-    if (count > d.context) count = d.context;
-    scores_kernel<A><<<dim3((unsigned)((count + 127) / 128), n), 128, 0, s>>>(d, first, iq, g, part, ratio, pooled, count);
+static int64_t list_max(const dev &d, bool pooled) {
+    return pooled ? (int64_t)d.candidate_blocks * d.candidate_block : d.context;
 }
 
-/* --- exact selection ------------------------------------------------------------------------------------------------------- */
+template <class A>
+void launch_scores(const dev &d, uint32_t first, uint32_t n, const void *iq, const void *g, int part, int ratio,
+                   bool pooled, cudaStream_t s) {
+    int64_t count = list_max(d, pooled);
+    if (count > d.context) count = d.context;
+    scores_kernel<A>
+        <<<dim3((unsigned)((count + 127) / 128), n), 128, 0, s>>>(d, first, iq, g, part, ratio, pooled, count);
+}
 
-/* Monotone integer key of a score: larger score, larger key; -0 equals +0; -inf and NaN give 0, which is never picked. */
+/* --- exact selection ---------------------------------------------------------------------------------------------- */
+
+/* Monotone integer key of a score: larger score, larger key; -0 equals +0; -inf and NaN give 0, which is never
+ * picked. */
 static __device__ unsigned long long key_of(double s) {
     if (!(s > -INFINITY)) return 0;
     unsigned long long u = (unsigned long long)__double_as_longlong(s + 0.0);
@@ -86,7 +95,8 @@ template <> struct key_type<float> { typedef unsigned type; };
 
 /* Picks the best k of score [count] by one block: radix select of the k-th key, then ascending compaction, taking the
  * lowest ids among equal keys. name(i) is what is written. Returns how many. */
-template <class R, class Name> static __device__ int select_block(const R *score, int64_t count, int k, int32_t *out, Name name) {
+template <class R, class Name>
+static __device__ int select_block(const R *score, int64_t count, int k, int32_t *out, Name name) {
     typedef typename key_type<R>::type Key;
     enum { TOP = 8 * sizeof(Key) - 8 };
     __shared__ unsigned hist[256];
@@ -103,7 +113,9 @@ template <class R, class Name> static __device__ int select_block(const R *score
         __syncthreads();
         for (int64_t i = threadIdx.x; i < count; i += blockDim.x) {
             Key u = key_of(score[i]);
-            if (u && (shift == TOP || u >> (shift + 8) == prefix >> (shift + 8))) atomicAdd(&hist[u >> shift & 255], 1u);    /* counts: order cannot matter */
+            /* counts: order cannot matter */
+            if (u && (shift == TOP || u >> (shift + 8) == prefix >> (shift + 8)))
+                atomicAdd(&hist[u >> shift & 255], 1u);
         }
         __syncthreads();
         if (threadIdx.x == 0) {
@@ -167,13 +179,16 @@ struct same_name {
 template <class A> static __global__ void select_kernel(dev d, uint32_t first, int ratio, bool pooled) {
     typedef typename A::real real;
     uint32_t row = d.active[first + blockIdx.x];
-    int64_t visible = (d.row_pos[row] + 1) / ratio, count = pooled ? (int64_t)d.pool_count[row] * d.candidate_block : visible;
+    int64_t visible = (d.row_pos[row] + 1) / ratio,
+            count = pooled ? (int64_t)d.pool_count[row] * d.candidate_block : visible;
     if (count > d.context) count = d.context;
     entry_name name = { d, row, visible, pooled };
-    select_block((const real *)d.scores + (uint64_t)blockIdx.x * d.context, count, d.topk, d.topk_ids + (uint64_t)row * d.topk, name);
+    select_block((const real *)d.scores + (uint64_t)blockIdx.x * d.context, count, d.topk,
+                 d.topk_ids + (uint64_t)row * d.topk, name);
 }
 
-template <class A> void launch_select(const dev &d, uint32_t first, uint32_t n, int ratio, bool pooled, cudaStream_t s) {
+template <class A>
+void launch_select(const dev &d, uint32_t first, uint32_t n, int ratio, bool pooled, cudaStream_t s) {
     select_kernel<A><<<n, 1024, 0, s>>>(d, first, ratio, pooled);
 }
 
@@ -198,9 +213,10 @@ template <class A> void launch_pool(const dev &d, uint32_t first, uint32_t n, in
     pool_kernel<A><<<n, 1024, 0, s>>>(d, first, ratio);
 }
 
-#define INSTANTIATE(A) \
-    template void launch_index_query<A>(const dev &, uint32_t, void *, void *, cudaStream_t); \
-    template void launch_scores<A>(const dev &, uint32_t, uint32_t, const void *, const void *, int, int, bool, cudaStream_t); \
-    template void launch_select<A>(const dev &, uint32_t, uint32_t, int, bool, cudaStream_t); \
+#define INSTANTIATE(A)                                                                                                 \
+    template void launch_index_query<A>(const dev &, uint32_t, void *, void *, cudaStream_t);                          \
+    template void launch_scores<A>(const dev &, uint32_t, uint32_t, const void *, const void *, int, int, bool,        \
+                                   cudaStream_t);                                                                      \
+    template void launch_select<A>(const dev &, uint32_t, uint32_t, int, bool, cudaStream_t);                          \
     template void launch_pool<A>(const dev &, uint32_t, uint32_t, int, cudaStream_t);
 CEDAR_ARITHMETICS(INSTANTIATE)

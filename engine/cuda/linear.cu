@@ -1,11 +1,12 @@
-/* Linear layers for any shape and arithmetic: weights decoded as they are read, sums in double in ascending k. The tiled
- * kernels for real shapes live elsewhere; this one is what they are compared with. */
+/* Linear layers for any shape and arithmetic: weights decoded as they are read, sums in double in ascending k. The
+ * tiled kernels for real shapes live elsewhere; this one is what they are compared with. */
 #include "engine/cuda/ops.cuh"
 
 enum { TILE_N = 64, TILE_T = 8, TILE_K = 32 };
 
-template <class A> static __global__ void linear_kernel(dev d, dev_weight w, int64_t n_first, int64_t n_count, dev_rows xr, dev_rows yr,
-                                                        uint32_t rows, bool round) {
+template <class A>
+static __global__ void linear_kernel(dev d, dev_weight w, int64_t n_first, int64_t n_count, dev_rows xr, dev_rows yr,
+                                     uint32_t rows, bool round) {
     typedef typename A::real real;
     __shared__ double x[TILE_T][TILE_K];
     __shared__ double wt[TILE_K][TILE_N + 1];
@@ -45,6 +46,7 @@ template <class A> void launch_linear(const dev &d, uint32_t n, const dev_weight
     linear_kernel<A><<<grid, TILE_N, 0, s>>>(d, w, n_first, n_count, x, y, n, round);
 }
 
-#define INSTANTIATE(A) \
-    template void launch_linear<A>(const dev &, uint32_t, const dev_weight &, int64_t, int64_t, const dev_rows &, const dev_rows &, bool, cudaStream_t);
+#define INSTANTIATE(A)                                                                                                 \
+    template void launch_linear<A>(const dev &, uint32_t, const dev_weight &, int64_t, int64_t, const dev_rows &,      \
+                                   const dev_rows &, bool, cudaStream_t);
 CEDAR_ARITHMETICS(INSTANTIATE)

@@ -1,5 +1,5 @@
-/* Router and experts for any shape and arithmetic (spec/model.md 2.9): a row's experts are worked on one by one, and their
- * outputs summed in ascending expert id, whatever the other rows chose. */
+/* Router and experts for any shape and arithmetic (spec/model.md 2.9): a row's experts are worked on one by one, and
+ * their outputs summed in ascending expert id, whatever the other rows chose. */
 #include "engine/cuda/ops.cuh"
 
 /* One block per row: scores, the best experts with ascending ids, their weights. */
@@ -26,7 +26,9 @@ template <class A> static __global__ void route_kernel(dev_moe m) {
             if (biased[e] > -INFINITY && (best < 0 || biased[e] > biased[best])) best = e;
         for (int o = 16; o; o /= 2) {
             int other = __shfl_xor_sync(0xffffffffu, best, o);
-            if (other >= 0 && (best < 0 || biased[other] > biased[best] || (biased[other] == biased[best] && other < best))) best = other;
+            if (other >= 0 &&
+                (best < 0 || biased[other] > biased[best] || (biased[other] == biased[best] && other < best)))
+                best = other;
         }
         if (best < 0) break;
         __syncwarp();
@@ -55,7 +57,8 @@ static __device__ const dev_weight *expert_weight(const dev_moe &m, int slot, in
     return (which == 1 ? m.w1 : which == 2 ? m.w2 : m.w3) + id;
 }
 
-/* Gate and up projections of (row, slot), activation, weight, FP8 round trip follow in act_kernel. One warp per output. */
+/* Gate and up projections of (row, slot), activation, weight, FP8 round trip follow in act_kernel. One warp per
+ * output. */
 template <class A> static __global__ void up_kernel(dev d, dev_moe m, const void *xq) {
     typedef typename A::real real;
     int slot = blockIdx.y, lane = threadIdx.x % 32, n = blockIdx.x * WARPS + threadIdx.x / 32;
@@ -79,7 +82,8 @@ template <class A> static __global__ void act_kernel(dev_moe m) {
     uint64_t row = blockIdx.x, at = (row * (m.per_token + 1) + slot) * m.moe_dim;
     if (slot < m.per_token && m.ids[row * m.per_token + slot] < 0) return;
     real lim = (real)m.limit;
-    for (int k = threadIdx.x; k < m.moe_dim; k += blockDim.x) {     /* moe_dim is a multiple of 32: warps hold blocks of 32 */
+    /* moe_dim is a multiple of 32: warps hold blocks of 32 */
+    for (int k = threadIdx.x; k < m.moe_dim; k += blockDim.x) {
         real a = ((const real *)m.a)[at + k], b = ((const real *)m.b)[at + k];
         if (lim > 0) {
             b = b > lim ? lim : b < -lim ? -lim : b;
@@ -130,7 +134,8 @@ template <class A> void launch_expert_sum(const dev &d, uint32_t n, const dev_mo
     sum_kernel<A><<<n, 1024, 0, s>>>(d, m, y);
 }
 
-template <class A> void launch_moe(const dev &d, uint32_t n, const dev_moe &m, const void *xq, void *y, cudaStream_t s) {
+template <class A>
+void launch_moe(const dev &d, uint32_t n, const dev_moe &m, const void *xq, void *y, cudaStream_t s) {
     unsigned slots = (unsigned)m.per_token + 1;
     launch_route<A>(n, m, s);
     up_kernel<A><<<dim3((m.moe_dim + WARPS - 1) / WARPS, slots, n), 32 * WARPS, 0, s>>>(d, m, xq);

@@ -15,18 +15,24 @@ struct dev_rows {
 };
 
 /* synth.cu: seeded weights, the same bits as engine/synth.c; recipe on the device */
-void launch_synth(const cedar_synth_recipe *recipe, const dev_weight &w, uint8_t *data, uint8_t *scale, uint64_t scale_count, cudaStream_t s);
+void launch_synth(const cedar_synth_recipe *recipe, const dev_weight &w, uint8_t *data, uint8_t *scale,
+                  uint64_t scale_count, cudaStream_t s);
 
 /* streams.cu: embedding, mHC, norms */
-template <class A> void launch_begin(const dev &d, uint32_t n, const double *freq, cudaStream_t s);   /* rotation tables */
+/* rotation tables */
+template <class A> void launch_begin(const dev &d, uint32_t n, const double *freq, cudaStream_t s);
 template <class A> void launch_embed(const dev &d, uint32_t n, const dev_weight &embed, cudaStream_t s);
 template <class A> void launch_hc(const dev &d, uint32_t n, const hc_site &site, void *pre, cudaStream_t s);
-/* x = norm(collapse(h, pre)), and its FP8 round trip xq; out_indexed: rows of x by row id, else by place in the list. */
-template <class A> void launch_collapse(const dev &d, uint32_t n, const void *pre, const dev_weight &gain, void *x, void *xq,
-                                        bool out_indexed, cudaStream_t s);
+/* x = norm(collapse(h, pre)), and its FP8 round trip xq; out_indexed: rows of x by row id, else by place in the
+ * list. */
+template <class A>
+void launch_collapse(const dev &d, uint32_t n, const void *pre, const dev_weight &gain, void *x, void *xq,
+                     bool out_indexed, cudaStream_t s);
 template <class A> void launch_expand(const dev &d, uint32_t n, const void *y, cudaStream_t s);        /* y by place */
-template <class A> void launch_norm(const dev &d, uint32_t n, const dev_weight &gain, void *x, int64_t width, void *xq, cudaStream_t s);
-template <class A> void launch_quantise(const void *x, void *xq, int64_t blocks, cudaStream_t s);       /* blocks of 32 */
+template <class A>
+void launch_norm(const dev &d, uint32_t n, const dev_weight &gain, void *x, int64_t width, void *xq, cudaStream_t s);
+/* blocks of 32 */
+template <class A> void launch_quantise(const void *x, void *xq, int64_t blocks, cudaStream_t s);
 template <class A> void launch_feature(const dev &d, uint32_t n, int slot, cudaStream_t s);
 
 /* linear.cu: y = x W^T; rounded to bf16 in that arithmetic if `round` */
@@ -34,32 +40,43 @@ template <class A> void launch_linear(const dev &d, uint32_t n, const dev_weight
                                       const dev_rows &x, const dev_rows &y, bool round, cudaStream_t s);
 
 /* engram.cu */
-template <class A> void launch_engram_rows(const dev &d, uint32_t n, int slot, const int64_t *mul, const int64_t *prime,
-                                           const int64_t *offset, int32_t pad, const dev_weight &embed, void *e, cudaStream_t s);
-template <class A> void launch_engram_gate(const dev &d, uint32_t n, const dev_weight &q, const dev_weight &k, const void *kv, cudaStream_t s);
+template <class A>
+void launch_engram_rows(const dev &d, uint32_t n, int slot, const int64_t *mul, const int64_t *prime,
+                        const int64_t *offset, int32_t pad, const dev_weight &embed, void *e, cudaStream_t s);
+template <class A>
+void launch_engram_gate(const dev &d, uint32_t n, const dev_weight &q, const dev_weight &k, const void *kv,
+                        cudaStream_t s);
 
 /* attention.cu */
-template <class A> void launch_rope_heads(const dev &d, uint32_t n, void *q, int heads, int width, int kind, int sign, cudaStream_t s);
+template <class A>
+void launch_rope_heads(const dev &d, uint32_t n, void *q, int heads, int width, int kind, int sign, cudaStream_t s);
 /* kv [place, head_dim] -> norm, rope, FP8 record of the row */
-template <class A> void launch_window_rows(const dev &d, uint32_t n, const dev_weight &gain, void *kv, int kind, cudaStream_t s);
+template <class A>
+void launch_window_rows(const dev &d, uint32_t n, const dev_weight &gain, void *kv, int kind, cudaStream_t s);
 /* The same straight into the draft ring (ring index `ring`), for rows a ring still holds. */
 template <class A> void launch_commit_ring(const dev &d, uint32_t n, uint32_t ring, cudaStream_t s);
-template <class A> void launch_attention(const dev &d, uint32_t n, int layer, int part, int lo_kind, void *q, const dev_weight &sink, cudaStream_t s);
-template <class A> void launch_draft_attention(const dev &d, uint32_t rows, int32_t seq, uint32_t lo, uint32_t pos, int ring, void *q,
-                                               const dev_weight &sink, cudaStream_t s);
+template <class A>
+void launch_attention(const dev &d, uint32_t n, int layer, int part, int lo_kind, void *q, const dev_weight &sink,
+                      cudaStream_t s);
+template <class A>
+void launch_draft_attention(const dev &d, uint32_t rows, int32_t seq, uint32_t lo, uint32_t pos, int ring, void *q,
+                            const dev_weight &sink, cudaStream_t s);
 void launch_commit_windows(const dev &d, uint32_t entries, int layer, int lo_kind, cudaStream_t s);
 
 /* compress.cu */
-template <class A> void launch_comp_store(const dev &d, uint32_t n, const void *kv, int half, bool round, cudaStream_t s);
+template <class A>
+void launch_comp_store(const dev &d, uint32_t n, const void *kv, int half, bool round, cudaStream_t s);
 /* Entries that the rows complete; latents [place, head_dim], or NULL. */
-template <class A> void launch_groups(const dev &d, uint32_t n, int part, int ratio, const dev_weight &norm,
-                                      const dev_weight &wk, const dev_weight &k_norm, const double *freq, void *latents, cudaStream_t s);
+template <class A>
+void launch_groups(const dev &d, uint32_t n, int part, int ratio, const dev_weight &norm, const dev_weight &wk,
+                   const dev_weight &k_norm, const double *freq, void *latents, cudaStream_t s);
 template <class A> void launch_commit_open(const dev &d, uint32_t entries, int part, cudaStream_t s);
 
 /* indexer.cu */
 template <class A> void launch_index_query(const dev &d, uint32_t n, void *iq, void *g, cudaStream_t s);
-template <class A> void launch_scores(const dev &d, uint32_t first, uint32_t n, const void *iq, const void *g, int part, int ratio,
-                                      bool pooled, cudaStream_t s);
+template <class A>
+void launch_scores(const dev &d, uint32_t first, uint32_t n, const void *iq, const void *g, int part, int ratio,
+                   bool pooled, cudaStream_t s);
 template <class A> void launch_select(const dev &d, uint32_t first, uint32_t n, int ratio, bool pooled, cudaStream_t s);
 template <class A> void launch_pool(const dev &d, uint32_t first, uint32_t n, int ratio, cudaStream_t s);
 
@@ -82,10 +99,16 @@ template <class A> void launch_act(uint32_t n, const dev_moe &m, cudaStream_t s)
 template <class A> void launch_expert_sum(const dev &d, uint32_t n, const dev_moe &m, void *y, cudaStream_t s);
 
 /* head.cu */
-template <class A> void launch_logits(const dev &d, uint32_t n, const void *y, float *logits, int32_t *argmax, int vocab, cudaStream_t s);
-template <class A> void launch_markov(const dev &d, int vocab, const void *base, const void *extra, float *logits, int32_t *id, cudaStream_t s);
-template <class A> void launch_row(const dev &d, const dev_weight &w, const int32_t *id, int forced, void *out, cudaStream_t s);
-template <class A> void launch_confidence(const dev &d, const dev_weight &w, const void *y, const void *e, int rank, float *out, cudaStream_t s);
+template <class A>
+void launch_logits(const dev &d, uint32_t n, const void *y, float *logits, int32_t *argmax, int vocab, cudaStream_t s);
+template <class A>
+void launch_markov(const dev &d, int vocab, const void *base, const void *extra, float *logits, int32_t *id,
+                   cudaStream_t s);
+template <class A>
+void launch_row(const dev &d, const dev_weight &w, const int32_t *id, int forced, void *out, cudaStream_t s);
+template <class A>
+void launch_confidence(const dev &d, const dev_weight &w, const void *y, const void *e, int rank, float *out,
+                       cudaStream_t s);
 
 #define CEDAR_ARITHMETICS(instantiate) instantiate(wide) instantiate(f32) instantiate(bf16)
 

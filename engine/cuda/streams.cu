@@ -37,18 +37,21 @@ template <class A> void launch_embed(const dev &d, uint32_t n, const dev_weight 
 
 enum { HC_ROWS = 4, HC_OUTPUTS = 6 };
 
-/* HC_ROWS rows by HC_OUTPUTS projections by one of HC_SPLITS parts of the channels a block. Each sum runs over a thread's
- * channels, then the block's threads, then (in hc_coefficients) the parts: the same order whichever rows share a block.
- * partial [row, HC_SPLITS, outputs + 1], the last one the sum of squares. */
+/* HC_ROWS rows by HC_OUTPUTS projections by one of HC_SPLITS parts of the channels a block. Each sum runs over a
+ * thread's channels, then the block's threads, then (in hc_coefficients) the parts: the same order whichever rows share
+ * a block. partial [row, HC_SPLITS, outputs + 1], the last one the sum of squares. */
 template <class A> static __global__ void __launch_bounds__(256) hc_project(dev d, dev_weight fn, uint32_t count) {
     typedef typename A::real real;
-    int64_t width = (int64_t)d.hc * d.hidden, begin = width * blockIdx.z / HC_SPLITS, end = width * (blockIdx.z + 1) / HC_SPLITS;
+    int64_t width = (int64_t)d.hc * d.hidden, begin = width * blockIdx.z / HC_SPLITS,
+            end = width * (blockIdx.z + 1) / HC_SPLITS;
     uint32_t first = blockIdx.x * HC_ROWS;
     int n0 = blockIdx.y * HC_OUTPUTS;
     const real *h[HC_ROWS];
     const float *w[HC_OUTPUTS];
-    for (int r = 0; r < HC_ROWS; r++) h[r] = (const real *)d.h + d.active[first + r < count ? first + r : count - 1] * width;
-    for (int n = 0; n < HC_OUTPUTS; n++) w[n] = (const float *)fn.data + (n0 + n < fn.rows ? n0 + n : fn.rows - 1) * width;
+    for (int r = 0; r < HC_ROWS; r++)
+        h[r] = (const real *)d.h + d.active[first + r < count ? first + r : count - 1] * width;
+    for (int n = 0; n < HC_OUTPUTS; n++)
+        w[n] = (const float *)fn.data + (n0 + n < fn.rows ? n0 + n : fn.rows - 1) * width;
     double dot[HC_ROWS][HC_OUTPUTS] = {}, square[HC_ROWS] = {};
     for (int64_t k = begin + threadIdx.x; k < end; k += blockDim.x) {
         double wk[HC_OUTPUTS];
@@ -79,7 +82,9 @@ template <class A> static __global__ void __launch_bounds__(256) hc_project(dev 
     int n = threadIdx.x % (HC_OUTPUTS + 1);
     double sum = 0;
     for (int i = 0; i < 8; i++) sum += part[i][threadIdx.x];
-    double *out = d.hc_partial + ((uint64_t)d.active[first + r < count ? first + r : count - 1] * HC_SPLITS + blockIdx.z) * (fn.rows + 1);
+    double *out =
+        d.hc_partial +
+        ((uint64_t)d.active[first + r < count ? first + r : count - 1] * HC_SPLITS + blockIdx.z) * (fn.rows + 1);
     if (first + r >= count) return;
     if (n == HC_OUTPUTS && blockIdx.y == 0) out[fn.rows] = sum;
     if (n < HC_OUTPUTS && n0 + n < fn.rows) out[n0 + n] = sum;
@@ -103,7 +108,8 @@ template <class R> static __device__ void normalise(R *comb, int n, int step_in,
 }
 
 /* comb of a row by one lane, for any number of streams. */
-template <class R> static __device__ void sinkhorn_serial(const R *m, const float *base, R scale, int n, int iters, R eps, R *out) {
+template <class R>
+static __device__ void sinkhorn_serial(const R *m, const float *base, R scale, int n, int iters, R eps, R *out) {
     R comb[CEDAR_HC_MAX * CEDAR_HC_MAX];
     for (int j = 0; j < n; j++) {
         R *r = comb + j * n, top = -INFINITY, sum = 0;
@@ -123,7 +129,9 @@ template <class R> static __device__ void sinkhorn_serial(const R *m, const floa
 }
 
 /* One warp per row: lanes add up the parts of a projection each, then lane j n + k holds comb[j][k] where that fits. */
-template <class A> static __global__ void hc_coefficients(dev d, dev_weight base, dev_weight scale, void *pre_out, uint32_t count, int outputs) {
+template <class A>
+static __global__ void hc_coefficients(dev d, dev_weight base, dev_weight scale, void *pre_out, uint32_t count,
+                                       int outputs) {
     typedef typename A::real real;
     uint32_t i = (blockIdx.x * blockDim.x + threadIdx.x) / 32;
     int lane = threadIdx.x % 32, n = d.hc;
@@ -167,12 +175,15 @@ template <class A> static __global__ void hc_coefficients(dev d, dev_weight base
 
 template <class A> void launch_hc(const dev &d, uint32_t n, const hc_site &site, void *pre, cudaStream_t s) {
     int outputs = (int)site.fn.rows;
-    hc_project<A><<<dim3((n + HC_ROWS - 1) / HC_ROWS, (unsigned)(outputs + HC_OUTPUTS - 1) / HC_OUTPUTS, HC_SPLITS), 256, 0, s>>>(d, site.fn, n);
+    hc_project<A><<<dim3((n + HC_ROWS - 1) / HC_ROWS, (unsigned)(outputs + HC_OUTPUTS - 1) / HC_OUTPUTS, HC_SPLITS),
+                    256, 0, s>>>(d, site.fn, n);
     hc_coefficients<A><<<(n + 3) / 4, 128, 0, s>>>(d, site.base, site.scale, pre, n, outputs);
 }
 
 /* x[k] of a row becomes its norm and, if xq is given, its FP8 round trip; all threads of the block take part. */
-template <class A> static __device__ void norm_row(typename A::real *x, int64_t width, const dev_weight &gain, double eps, typename A::real *xq) {
+template <class A>
+static __device__ void norm_row(typename A::real *x, int64_t width, const dev_weight &gain, double eps,
+                                typename A::real *xq) {
     typedef typename A::real real;
     double square = 0;
     for (int64_t k = threadIdx.x; k < width; k += blockDim.x) square += (double)x[k] * (double)x[k];
@@ -189,11 +200,14 @@ template <class A> static __device__ void norm_row(typename A::real *x, int64_t 
     __syncthreads();
 }
 
-template <class A> static __global__ void collapse_kernel(dev d, const void *pre_in, dev_weight gain, void *x_out, void *xq_out, bool indexed) {
+template <class A>
+static __global__ void collapse_kernel(dev d, const void *pre_in, dev_weight gain, void *x_out, void *xq_out,
+                                       bool indexed) {
     typedef typename A::real real;
     uint32_t row = d.active[blockIdx.x];
     uint64_t at = indexed ? row : blockIdx.x;
-    const real *h = (const real *)d.h + (uint64_t)row * d.hc * d.hidden, *pre = (const real *)pre_in + (uint64_t)row * d.hc;
+    const real *h = (const real *)d.h + (uint64_t)row * d.hc * d.hidden,
+               *pre = (const real *)pre_in + (uint64_t)row * d.hc;
     real *x = (real *)x_out + at * d.hidden;
     for (int k = threadIdx.x; k < d.hidden; k += blockDim.x) {
         real sum = 0;
@@ -204,8 +218,9 @@ template <class A> static __global__ void collapse_kernel(dev d, const void *pre
     norm_row<A>(x, d.hidden, gain, d.norm_eps, xq_out ? (real *)xq_out + at * d.hidden : NULL);
 }
 
-template <class A> void launch_collapse(const dev &d, uint32_t n, const void *pre, const dev_weight &gain, void *x, void *xq,
-                                        bool out_indexed, cudaStream_t s) {
+template <class A>
+void launch_collapse(const dev &d, uint32_t n, const void *pre, const dev_weight &gain, void *x, void *xq,
+                     bool out_indexed, cudaStream_t s) {
     collapse_kernel<A><<<n, ROW_THREADS, 0, s>>>(d, pre, gain, x, xq, out_indexed);
 }
 
@@ -214,7 +229,8 @@ template <class A> static __global__ void norm_kernel(dev_weight gain, void *x, 
     norm_row<A>((real *)x + blockIdx.x * width, width, gain, eps, xq ? (real *)xq + blockIdx.x * width : NULL);
 }
 
-template <class A> void launch_norm(const dev &d, uint32_t n, const dev_weight &gain, void *x, int64_t width, void *xq, cudaStream_t s) {
+template <class A>
+void launch_norm(const dev &d, uint32_t n, const dev_weight &gain, void *x, int64_t width, void *xq, cudaStream_t s) {
     norm_kernel<A><<<n, ROW_THREADS, 0, s>>>(gain, x, width, d.norm_eps, xq);
 }
 
@@ -235,7 +251,8 @@ template <class A> static __global__ void expand_kernel(dev d, const void *y_in)
     uint32_t row = d.active[blockIdx.x];
     int n = d.hc;
     real *h = (real *)d.h + (uint64_t)row * n * d.hidden;
-    const real *y = (const real *)y_in + (uint64_t)blockIdx.x * d.hidden, *post = (const real *)d.post + (uint64_t)row * n;
+    const real *y = (const real *)y_in + (uint64_t)blockIdx.x * d.hidden,
+               *post = (const real *)d.post + (uint64_t)row * n;
     const real *comb = (const real *)d.comb + (uint64_t)row * n * n;
     for (int k = threadIdx.x; k < d.hidden; k += blockDim.x) {
         real old[CEDAR_HC_MAX];
@@ -248,7 +265,9 @@ template <class A> static __global__ void expand_kernel(dev d, const void *y_in)
     }
 }
 
-template <class A> void launch_expand(const dev &d, uint32_t n, const void *y, cudaStream_t s) { expand_kernel<A><<<n, ROW_THREADS, 0, s>>>(d, y); }
+template <class A> void launch_expand(const dev &d, uint32_t n, const void *y, cudaStream_t s) {
+    expand_kernel<A><<<n, ROW_THREADS, 0, s>>>(d, y);
+}
 
 template <class A> static __global__ void feature_kernel(dev d, int slot) {
     typedef typename A::real real;
@@ -262,15 +281,18 @@ template <class A> static __global__ void feature_kernel(dev d, int slot) {
     }
 }
 
-template <class A> void launch_feature(const dev &d, uint32_t n, int slot, cudaStream_t s) { feature_kernel<A><<<n, ROW_THREADS, 0, s>>>(d, slot); }
+template <class A> void launch_feature(const dev &d, uint32_t n, int slot, cudaStream_t s) {
+    feature_kernel<A><<<n, ROW_THREADS, 0, s>>>(d, slot);
+}
 
-#define INSTANTIATE(A) \
-    template void launch_begin<A>(const dev &, uint32_t, const double *, cudaStream_t); \
-    template void launch_embed<A>(const dev &, uint32_t, const dev_weight &, cudaStream_t); \
-    template void launch_hc<A>(const dev &, uint32_t, const hc_site &, void *, cudaStream_t); \
-    template void launch_collapse<A>(const dev &, uint32_t, const void *, const dev_weight &, void *, void *, bool, cudaStream_t); \
-    template void launch_expand<A>(const dev &, uint32_t, const void *, cudaStream_t); \
-    template void launch_norm<A>(const dev &, uint32_t, const dev_weight &, void *, int64_t, void *, cudaStream_t); \
-    template void launch_quantise<A>(const void *, void *, int64_t, cudaStream_t); \
+#define INSTANTIATE(A)                                                                                                 \
+    template void launch_begin<A>(const dev &, uint32_t, const double *, cudaStream_t);                                \
+    template void launch_embed<A>(const dev &, uint32_t, const dev_weight &, cudaStream_t);                            \
+    template void launch_hc<A>(const dev &, uint32_t, const hc_site &, void *, cudaStream_t);                          \
+    template void launch_collapse<A>(const dev &, uint32_t, const void *, const dev_weight &, void *, void *, bool,    \
+                                     cudaStream_t);                                                                    \
+    template void launch_expand<A>(const dev &, uint32_t, const void *, cudaStream_t);                                 \
+    template void launch_norm<A>(const dev &, uint32_t, const dev_weight &, void *, int64_t, void *, cudaStream_t);    \
+    template void launch_quantise<A>(const void *, void *, int64_t, cudaStream_t);                                     \
     template void launch_feature<A>(const dev &, uint32_t, int, cudaStream_t);
 CEDAR_ARITHMETICS(INSTANTIATE)

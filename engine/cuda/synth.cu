@@ -23,10 +23,13 @@ static __global__ void elements(const cedar_synth_recipe *r, int kind, uint64_t 
     __syncthreads();
     unsigned long long key = r->key;
     int64_t split = r->split;
-    for (uint64_t i = ((uint64_t)blockIdx.x * blockDim.x + threadIdx.x) * 2; i < count; i += (uint64_t)gridDim.x * blockDim.x * 2) {
+    for (uint64_t i = ((uint64_t)blockIdx.x * blockDim.x + threadIdx.x) * 2; i < count;
+         i += (uint64_t)gridDim.x * blockDim.x * 2) {
         unsigned long long word = rng_at(key, i >> 1);
         uint32_t bits[2];
-        for (int k = 0; k < 2; k++) bits[k] = table[split < cols && (int64_t)((i + k) % (uint64_t)cols) >= split][level_sum((uint32_t)(word >> (32 * k)))];
+        for (int k = 0; k < 2; k++)
+            bits[k] = table[split < cols && (int64_t)((i + k) % (uint64_t)cols) >= split]
+                           [level_sum((uint32_t)(word >> (32 * k)))];
         bool second = i + 1 < count;
         if (kind == CEDAR_W_FP4) {
             data[i / 2] = (uint8_t)(bits[0] | (second ? bits[1] << 4 : 0));
@@ -48,9 +51,13 @@ static __global__ void scales(const cedar_synth_recipe *r, uint64_t count, uint8
         scale[i] = (uint8_t)(r->scale_base + __umul64hi(rng_at(r->scale_key, i), 3ull));
 }
 
-void launch_synth(const cedar_synth_recipe *recipe, const dev_weight &w, uint8_t *data, uint8_t *scale, uint64_t scale_count, cudaStream_t s) {
+void launch_synth(const cedar_synth_recipe *recipe, const dev_weight &w, uint8_t *data, uint8_t *scale,
+                  uint64_t scale_count, cudaStream_t s) {
     uint64_t count = (uint64_t)w.rows * (uint64_t)w.cols, blocks = (count / 2 + 255) / 256;
-    elements<<<(unsigned)(blocks < 1 ? 1 : blocks < 4096 ? blocks : 4096), 256, 0, s>>>(recipe, w.kind, count, w.cols, data);
+    elements<<<(unsigned)(blocks < 1      ? 1
+                          : blocks < 4096 ? blocks
+                                          : 4096),
+               256, 0, s>>>(recipe, w.kind, count, w.cols, data);
     blocks = (scale_count + 255) / 256;
     if (scale_count) scales<<<(unsigned)(blocks < 4096 ? blocks : 4096), 256, 0, s>>>(recipe, scale_count, scale);
 }

@@ -3,7 +3,7 @@
 
 enum { FEW_T = 8, FEW_WARPS = SEGMENTS, MANY_T = 128, MANY_N = 128, MANY_WARPS = 8, TILE_PAIRS = 64 };
 
-/* --- building blocks --------------------------------------------------------------------------------------------------------- */
+/* --- building blocks ---------------------------------------------------------------------------------------------- */
 
 static __device__ __forceinline__ uint32_t f16x2_of_e4m3x2(uint16_t v) {
     uint32_t r;
@@ -39,14 +39,20 @@ static __device__ __forceinline__ void f16_of_fp4(uint32_t v, uint32_t r[4]) {
 
 static __device__ __forceinline__ float pow2(uint8_t b) { return __uint_as_float(b ? (uint32_t)b << 23 : 0x400000u); }
 
-static __device__ __forceinline__ void mma_f16(float c[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+static __device__ __forceinline__ void mma_f16(float c[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
+                                               uint32_t b0, uint32_t b1) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
-static __device__ __forceinline__ void mma_bf16(float c[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+static __device__ __forceinline__ void mma_bf16(float c[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
+                                                uint32_t b0, uint32_t b1) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
 static __device__ __forceinline__ uint32_t bf16x2(float lo, float hi) {
@@ -65,7 +71,7 @@ static __device__ __forceinline__ void segment(int64_t blocks, int seg, int64_t 
     *last = blocks * (seg + 1) / SEGMENTS;
 }
 
-/* --- weights as fragments: rows g and g + 8 of a 16-row tile ------------------------------------------------------------------- */
+/* --- weights as fragments: rows g and g + 8 of a 16-row tile ------------------------------------------------------ */
 
 /* FP8 with tile scales. */
 struct fp8_tiles {
@@ -73,10 +79,14 @@ struct fp8_tiles {
     int64_t k_count;
     __device__ fp8_tiles(const dev_weight &w) : code(w.data), scale(w.scale), k_count(w.cols) {}
     typedef uint2 raw;
-    __device__ __forceinline__ raw fetch(int64_t row, int64_t block, int t) const { return *(const uint2 *)(code + row * k_count + block * 32 + 8 * t); }
+    __device__ __forceinline__ raw fetch(int64_t row, int64_t block, int t) const {
+        return *(const uint2 *)(code + row * k_count + block * 32 + 8 * t);
+    }
     static __device__ __forceinline__ void decode(raw v, uint32_t f[4]) { f16_of_fp8(v, f); }
     static __device__ __forceinline__ void decode_input(uint2 v, uint32_t f[4]) { f16_of_fp8(v, f); }
-    __device__ __forceinline__ uint8_t fetch_scale(int64_t row, int64_t block) const { return scale[row / 32 * (k_count / 32) + block]; }
+    __device__ __forceinline__ uint8_t fetch_scale(int64_t row, int64_t block) const {
+        return scale[row / 32 * (k_count / 32) + block];
+    }
     static __device__ __forceinline__ float decode_scale(uint8_t b) { return pow2(b); }
 };
 
@@ -86,10 +96,14 @@ struct fp4_rows {
     int64_t k_count;
     __device__ fp4_rows(const dev_weight &w) : code(w.data), scale(w.scale), k_count(w.cols) {}
     typedef uint32_t raw;
-    __device__ __forceinline__ raw fetch(int64_t row, int64_t block, int t) const { return *(const uint32_t *)(code + (row * k_count + block * 32) / 2 + 4 * t); }
+    __device__ __forceinline__ raw fetch(int64_t row, int64_t block, int t) const {
+        return *(const uint32_t *)(code + (row * k_count + block * 32) / 2 + 4 * t);
+    }
     static __device__ __forceinline__ void decode(raw v, uint32_t f[4]) { f16_of_fp4(v, f); }
     static __device__ __forceinline__ void decode_input(uint2 v, uint32_t f[4]) { f16_of_fp8_crossed(v, f); }
-    __device__ __forceinline__ uint8_t fetch_scale(int64_t row, int64_t block) const { return scale[row * (k_count / 32) + block]; }
+    __device__ __forceinline__ uint8_t fetch_scale(int64_t row, int64_t block) const {
+        return scale[row * (k_count / 32) + block];
+    }
     static __device__ __forceinline__ float decode_scale(uint8_t b) { return pow2(b) * 16384.0f; }
 };
 
@@ -130,11 +144,12 @@ struct source {
     __device__ __forceinline__ uint32_t to(uint32_t i) const { return by_place ? i : entry(i); }
 };
 
-/* --- few rows: memory bound -------------------------------------------------------------------------------------------------------- */
+/* --- few rows: memory bound --------------------------------------------------------------------------------------- */
 
 /* 16 outputs by 8 rows; each warp sums one segment of K. */
-template <class Weights> static __global__ void __launch_bounds__(32 * FEW_WARPS) codes_few(source src, int64_t n_first, int64_t n_count, dev_codes x,
-                                                                                           float *y, int64_t ldy, int parts) {
+template <class Weights>
+static __global__ void __launch_bounds__(32 * FEW_WARPS)
+    codes_few(source src, int64_t n_first, int64_t n_count, dev_codes x, float *y, int64_t ldy, int parts) {
     __shared__ float part[SEGMENTS][16][FEW_T + 1];
     work_item it;
     if (!src.item(blockIdx.y / parts, FEW_T, blockIdx.y % parts, &it)) return;
@@ -146,8 +161,10 @@ template <class Weights> static __global__ void __launch_bounds__(32 * FEW_WARPS
     r0 += n_first;
     r1 += n_first;
     uint32_t row = src.from(it.first + (g < it.count ? g : it.count - 1));
-    uint32_t col0 = src.from(it.first + (2 * t < (int)it.count ? 2 * t : it.count - 1)), col1 = src.from(it.first + (2 * t + 1 < (int)it.count ? 2 * t + 1 : it.count - 1));
-    const uint8_t *xc = x.code + (uint64_t)row * w.k_count + 8 * t, *s0 = x.scale + (uint64_t)col0 * blocks, *s1 = x.scale + (uint64_t)col1 * blocks;
+    uint32_t col0 = src.from(it.first + (2 * t < (int)it.count ? 2 * t : it.count - 1)),
+             col1 = src.from(it.first + (2 * t + 1 < (int)it.count ? 2 * t + 1 : it.count - 1));
+    const uint8_t *xc = x.code + (uint64_t)row * w.k_count + 8 * t, *s0 = x.scale + (uint64_t)col0 * blocks,
+                  *s1 = x.scale + (uint64_t)col1 * blocks;
     float acc[4] = { 0, 0, 0, 0 };
     segment(blocks, warp, &b, &end);
 #pragma unroll 4
@@ -156,7 +173,8 @@ template <class Weights> static __global__ void __launch_bounds__(32 * FEW_WARPS
         Weights::decode(w.fetch(r0, b, t), a0);
         Weights::decode(w.fetch(r1, b, t), a1);
         Weights::decode_input(*(const uint2 *)(xc + b * 32), bx);
-        float p[4] = { 0, 0, 0, 0 }, w0 = Weights::decode_scale(w.fetch_scale(r0, b)), w1 = Weights::decode_scale(w.fetch_scale(r1, b)), x0 = pow2(s0[b]), x1 = pow2(s1[b]);
+        float p[4] = { 0, 0, 0, 0 }, w0 = Weights::decode_scale(w.fetch_scale(r0, b)),
+              w1 = Weights::decode_scale(w.fetch_scale(r1, b)), x0 = pow2(s0[b]), x1 = pow2(s1[b]);
         mma_f16(p, a0[0], a1[0], a0[1], a1[1], bx[0], bx[1]);
         mma_f16(p, a0[2], a1[2], a0[3], a1[3], bx[2], bx[3]);
         acc[0] = __fmaf_rn(p[0], x0 * w0, acc[0]);      /* the product is exact: fusing it changes no bit */
@@ -178,13 +196,15 @@ template <class Weights> static __global__ void __launch_bounds__(32 * FEW_WARPS
     }
 }
 
-/* --- many rows: arithmetic bound ------------------------------------------------------------------------------------------------------ */
+/* --- many rows: arithmetic bound ---------------------------------------------------------------------------------- */
 
 /* 128 outputs by WIDTH rows; a warp has 32 outputs by WIDTH / 2 rows and runs through all segments. */
-template <class Weights, int WIDTH> static __global__ void __launch_bounds__(32 * MANY_WARPS, 2) codes_many(source src, int64_t n_first, int64_t n_count,
-                                                                                                           dev_codes x, float *y, int64_t ldy, int parts) {
+template <class Weights, int WIDTH>
+static __global__ void __launch_bounds__(32 * MANY_WARPS, 2)
+    codes_many(source src, int64_t n_first, int64_t n_count, dev_codes x, float *y, int64_t ldy, int parts) {
     enum { TILES = WIDTH / 16 };
-    __shared__ __align__(16) uint32_t xs[2][WIDTH][20];        /* f16x2: 16 words of a block, padded to spread the banks */
+    /* f16x2: 16 words of a block, padded to spread the banks */
+    __shared__ __align__(16) uint32_t xs[2][WIDTH][20];
     __shared__ float ss[2][WIDTH];
     __shared__ uint32_t from[WIDTH];
     work_item it;
@@ -198,7 +218,8 @@ template <class Weights, int WIDTH> static __global__ void __launch_bounds__(32 
         if (rows[i] >= n_count) rows[i] = n_count - 1;
         rows[i] += n_first;
     }
-    for (int i = threadIdx.x; i < WIDTH; i += blockDim.x) from[i] = src.from(it.first + (i < (int)it.count ? i : it.count - 1));
+    for (int i = threadIdx.x; i < WIDTH; i += blockDim.x)
+        from[i] = src.from(it.first + (i < (int)it.count ? i : it.count - 1));
     __syncthreads();
     float total[2][TILES][4] = {}, acc[2][TILES][4] = {};
     /* each thread fetches 8 codes of some rows of the next block and one scale */
@@ -293,14 +314,16 @@ template <class Weights, int WIDTH> static __global__ void __launch_bounds__(32 
             for (int i = 0; i < 4; i++) {
                 int64_t out = n0 + 16 * m + g + 8 * (i / 2);
                 int c = c0 + 8 * n + 2 * t + (i & 1);
-                if (out < n_count && c < (int)it.count) y[(uint64_t)src.to(it.first + c) * ldy + out] = rounded(total[m][n][i]);
+                if (out < n_count && c < (int)it.count)
+                    y[(uint64_t)src.to(it.first + c) * ldy + out] = rounded(total[m][n][i]);
             }
 }
 
-/* --- plain form ---------------------------------------------------------------------------------------------------------------------- */
+/* --- plain form --------------------------------------------------------------------------------------------------- */
 
 /* bf16x2 of 8 values of a weight row. */
-static __device__ __forceinline__ void bf16_of_weight(const dev_weight &w, int64_t row, int64_t block, int t, uint32_t f[4]) {
+static __device__ __forceinline__ void bf16_of_weight(const dev_weight &w, int64_t row, int64_t block, int t,
+                                                      uint32_t f[4]) {
     if (w.kind == CEDAR_W_BF16) {
         uint4 v = *(const uint4 *)(w.data + 2 * (row * w.cols + block * 32 + 8 * t));
         f[0] = v.x; f[1] = v.y; f[2] = v.z; f[3] = v.w;
@@ -317,14 +340,16 @@ static __device__ __forceinline__ void bf16_of_weight(const dev_weight &w, int64
 }
 
 /* 16 outputs by 8 rows, a warp per segment. */
-static __global__ void __launch_bounds__(32 * FEW_WARPS) plain_few(dev_weight w, int64_t n_first, int64_t n_count, const float *x, int64_t ldx,
-                                                                   const uint32_t *list, uint32_t rows, float *y, int64_t ldy, bool round) {
+static __global__ void __launch_bounds__(32 * FEW_WARPS)
+    plain_few(dev_weight w, int64_t n_first, int64_t n_count, const float *x, int64_t ldx, const uint32_t *list,
+              uint32_t rows, float *y, int64_t ldy, bool round) {
     n_first += blockIdx.z * n_count;        /* group z: its own inputs, weights and outputs, side by side */
     x += blockIdx.z * w.cols;
     y += blockIdx.z * n_count;
     __shared__ float part[SEGMENTS][16][FEW_T + 1];
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    uint32_t first = blockIdx.y * FEW_T, count = rows - first < FEW_T ? rows - first : FEW_T, at = first + (g < (int)count ? g : count - 1);
+    uint32_t first = blockIdx.y * FEW_T, count = rows - first < FEW_T ? rows - first : FEW_T,
+             at = first + (g < (int)count ? g : count - 1);
     int64_t n0 = (int64_t)blockIdx.x * 16, r0 = n0 + g, r1 = n0 + g + 8, blocks = w.cols / 32, b, end;
     if (r0 >= n_count) r0 = n_count - 1;
     if (r1 >= n_count) r1 = n_count - 1;
@@ -355,8 +380,9 @@ static __global__ void __launch_bounds__(32 * FEW_WARPS) plain_few(dev_weight w,
 }
 
 /* 128 outputs by 128 rows. */
-static __global__ void __launch_bounds__(32 * MANY_WARPS, 1) plain_many(dev_weight w, int64_t n_first, int64_t n_count, const float *x, int64_t ldx,
-                                                                        const uint32_t *list, uint32_t rows, float *y, int64_t ldy, bool round) {
+static __global__ void __launch_bounds__(32 * MANY_WARPS, 1)
+    plain_many(dev_weight w, int64_t n_first, int64_t n_count, const float *x, int64_t ldx, const uint32_t *list,
+               uint32_t rows, float *y, int64_t ldy, bool round) {
     n_first += blockIdx.z * n_count;
     x += blockIdx.z * w.cols;
     y += blockIdx.z * n_count;
@@ -381,7 +407,8 @@ static __global__ void __launch_bounds__(32 * MANY_WARPS, 1) plain_many(dev_weig
         for (int i = 0; i < FETCH; i++) {
             int at = i * 32 * MANY_WARPS + threadIdx.x;
             float4 lo = *(const float4 *)(xr[i] + b * 32), hi = *(const float4 *)(xr[i] + b * 32 + 4);
-            *(uint4 *)&xs[buf][at / 4][4 * (at % 4)] = make_uint4(bf16x2(lo.x, lo.y), bf16x2(lo.z, lo.w), bf16x2(hi.x, hi.y), bf16x2(hi.z, hi.w));
+            *(uint4 *)&xs[buf][at / 4][4 * (at % 4)] =
+                make_uint4(bf16x2(lo.x, lo.y), bf16x2(lo.z, lo.w), bf16x2(hi.x, hi.y), bf16x2(hi.z, hi.w));
         }
     };
     int64_t b = 0;
@@ -425,15 +452,17 @@ static __global__ void __launch_bounds__(32 * MANY_WARPS, 1) plain_many(dev_weig
             for (int i = 0; i < 4; i++) {
                 int64_t out = n0 + 16 * m + g + 8 * (i / 2);
                 int c = c0 + 8 * n + 2 * t + (i & 1);
-                if (out < n_count && c < (int)count) y[(uint64_t)(first + c) * ldy + out] = round ? rounded(total[m][n][i]) : total[m][n][i];
+                if (out < n_count && c < (int)count)
+                    y[(uint64_t)(first + c) * ldy + out] = round ? rounded(total[m][n][i]) : total[m][n][i];
             }
 }
 
-/* --- launchers ------------------------------------------------------------------------------------------------------------------------- */
+/* --- launchers ---------------------------------------------------------------------------------------------------- */
 
 static __global__ void pack_kernel(const float *x, dev_codes out, const uint32_t *list, int64_t k_count) {
     uint64_t row = list ? list[blockIdx.x] : blockIdx.x;
-    for (int64_t k = threadIdx.x; k < k_count; k += blockDim.x) {       /* K is a multiple of 32: warps hold whole blocks */
+    /* K is a multiple of 32: warps hold whole blocks */
+    for (int64_t k = threadIdx.x; k < k_count; k += blockDim.x) {
         double v = (double)x[row * k_count + k];
         uint8_t s = fp8q32_scale(v);
         out.code[row * k_count + k] = e4m3_encode(v / ue8m0_value(s));
@@ -441,7 +470,8 @@ static __global__ void pack_kernel(const float *x, dev_codes out, const uint32_t
     }
 }
 
-void tensor_pack(const float *x, const dev_codes &out, const uint32_t *list, uint32_t n, int64_t k_count, cudaStream_t s) {
+void tensor_pack(const float *x, const dev_codes &out, const uint32_t *list, uint32_t n, int64_t k_count,
+                 cudaStream_t s) {
     pack_kernel<<<n, 512, 0, s>>>(x, out, list, k_count);
 }
 
@@ -450,20 +480,27 @@ enum { FEW_ROWS = 32 };
 
 static unsigned ceil_div(int64_t a, int64_t b) { return (unsigned)((a + b - 1) / b); }
 
-void tensor_codes(const dev_weight &w, int64_t n_first, int64_t n_count, const dev_codes &x, const row_map &map, uint32_t rows,
-                  float *y, int64_t ldy, cudaStream_t s) {
+void tensor_codes(const dev_weight &w, int64_t n_first, int64_t n_count, const dev_codes &x, const row_map &map,
+                  uint32_t rows, float *y, int64_t ldy, cudaStream_t s) {
     source src = { NULL, w, map.list, 1, map.stride, map.first, rows, NULL, NULL, NULL, NULL, true };
-    if (rows <= FEW_ROWS) codes_few<fp8_tiles><<<dim3(ceil_div(n_count, 16), ceil_div(rows, FEW_T)), 32 * FEW_WARPS, 0, s>>>(src, n_first, n_count, x, y, ldy, 1);
-    else codes_many<fp8_tiles, TILE_PAIRS><<<dim3(ceil_div(n_count, MANY_N), ceil_div(rows, TILE_PAIRS)), 32 * MANY_WARPS, 0, s>>>(src, n_first, n_count, x, y, ldy, 1);
+    if (rows <= FEW_ROWS)
+        codes_few<fp8_tiles><<<dim3(ceil_div(n_count, 16), ceil_div(rows, FEW_T)), 32 * FEW_WARPS, 0, s>>>(
+            src, n_first, n_count, x, y, ldy, 1);
+    else
+        codes_many<fp8_tiles, TILE_PAIRS>
+            <<<dim3(ceil_div(n_count, MANY_N), ceil_div(rows, TILE_PAIRS)), 32 * MANY_WARPS, 0, s>>>(
+                src, n_first, n_count, x, y, ldy, 1);
 }
 
-void tensor_plain(const dev_weight &w, int groups, const float *x, int64_t ldx, const uint32_t *list, uint32_t rows, int64_t n_first,
-                  int64_t n_count, float *y, int64_t ldy, bool round, cudaStream_t s) {
+void tensor_plain(const dev_weight &w, int groups, const float *x, int64_t ldx, const uint32_t *list, uint32_t rows,
+                  int64_t n_first, int64_t n_count, float *y, int64_t ldy, bool round, cudaStream_t s) {
     unsigned z = (unsigned)groups;
     if (rows <= FEW_ROWS)
-        plain_few<<<dim3(ceil_div(n_count, 16), ceil_div(rows, FEW_T), z), 32 * FEW_WARPS, 0, s>>>(w, n_first, n_count, x, ldx, list, rows, y, ldy, round);
+        plain_few<<<dim3(ceil_div(n_count, 16), ceil_div(rows, FEW_T), z), 32 * FEW_WARPS, 0, s>>>(
+            w, n_first, n_count, x, ldx, list, rows, y, ldy, round);
     else
-        plain_many<<<dim3(ceil_div(n_count, MANY_N), ceil_div(rows, MANY_T), z), 32 * MANY_WARPS, 0, s>>>(w, n_first, n_count, x, ldx, list, rows, y, ldy, round);
+        plain_many<<<dim3(ceil_div(n_count, MANY_N), ceil_div(rows, MANY_T), z), 32 * MANY_WARPS, 0, s>>>(
+            w, n_first, n_count, x, ldx, list, rows, y, ldy, round);
 }
 
 uint32_t tensor_tiles_max(uint32_t rows, int per_token, int experts) {
@@ -478,7 +515,8 @@ static __global__ void sort_kernel(const int32_t *ids, uint32_t rows, int per_to
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
     for (int e = warp; e < experts; e += warps) {
         uint32_t n = 0;
-        for (uint32_t i = 0; i < total; i += 32) n += __popc(__ballot_sync(0xffffffffu, i + lane < total && ids[i + lane] == e));
+        for (uint32_t i = 0; i < total; i += 32)
+            n += __popc(__ballot_sync(0xffffffffu, i + lane < total && ids[i + lane] == e));
         if (lane == 0) {
             counts[e] = n;
             tiles[e] = (n + TILE_PAIRS - 1) / TILE_PAIRS;
@@ -517,12 +555,17 @@ void tensor_sort(const int32_t *ids, uint32_t rows, int per_token, int experts, 
     sort_kernel<<<1, 1024, 2 * (size_t)experts * sizeof(uint32_t), s>>>(ids, rows, per_token, experts, t);
 }
 
-void tensor_experts(const dev_weight *list, int64_t n_count, int64_t k_count, const dev_codes &x, int source_div, const expert_tiles &t,
-                    bool few, float *y, int64_t ldy, cudaStream_t s) {
+void tensor_experts(const dev_weight *list, int64_t n_count, int64_t k_count, const dev_codes &x, int source_div,
+                    const expert_tiles &t, bool few, float *y, int64_t ldy, cudaStream_t s) {
     (void)k_count;
     dev_weight none = { CEDAR_W_NONE, 0, 0, NULL, NULL };
-    source src = { list, none, t.pairs, source_div, 1, 0, 0, t.tile_expert, t.tile_first, t.tile_count, t.tile_total, false };
+    source src = { list,          none,         t.pairs,      source_div,   1,    0, 0,
+                   t.tile_expert, t.tile_first, t.tile_count, t.tile_total, false };
     enum { PARTS = TILE_PAIRS / FEW_T };
-    if (few) codes_few<fp4_rows><<<dim3(ceil_div(n_count, 16), t.tiles_max * PARTS), 32 * FEW_WARPS, 0, s>>>(src, 0, n_count, x, y, ldy, PARTS);
-    else codes_many<fp4_rows, TILE_PAIRS><<<dim3(ceil_div(n_count, MANY_N), t.tiles_max), 32 * MANY_WARPS, 0, s>>>(src, 0, n_count, x, y, ldy, 1);
+    if (few)
+        codes_few<fp4_rows><<<dim3(ceil_div(n_count, 16), t.tiles_max * PARTS), 32 * FEW_WARPS, 0, s>>>(
+            src, 0, n_count, x, y, ldy, PARTS);
+    else
+        codes_many<fp4_rows, TILE_PAIRS>
+            <<<dim3(ceil_div(n_count, MANY_N), t.tiles_max), 32 * MANY_WARPS, 0, s>>>(src, 0, n_count, x, y, ldy, 1);
 }

@@ -9,18 +9,24 @@ static __device__ __forceinline__ uint32_t pair(float lo, float hi) {
 }
 
 static __device__ __forceinline__ void mma(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1) {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
 static __device__ __forceinline__ uint32_t shared_at(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
 
 static __device__ __forceinline__ void load4(uint32_t r[4], const void *p) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];" : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(shared_at(p)));
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(shared_at(p)));
 }
 
 static __device__ __forceinline__ void load4_transposed(uint32_t r[4], const void *p) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];" : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(shared_at(p)));
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(shared_at(p)));
 }
 
 static __device__ __forceinline__ float pow2(uint8_t b) { return __uint_as_float(b ? (uint32_t)b << 23 : 0x400000u); }
@@ -34,7 +40,8 @@ static __device__ __forceinline__ float2 fp8x2(uint16_t v) {
 static __device__ __forceinline__ float fp8(uint8_t v) { return fp8x2(v).x; }
 
 static __device__ __forceinline__ float2 fp4x2(uint8_t b) {
-    uint32_t h = (uint32_t)(b & 8) << 12 | (uint32_t)(b & 7) << 9 | (uint32_t)(b & 0x80) << 24 | (uint32_t)(b & 0x70) << 21;
+    uint32_t h =
+        (uint32_t)(b & 8) << 12 | (uint32_t)(b & 7) << 9 | (uint32_t)(b & 0x80) << 24 | (uint32_t)(b & 0x70) << 21;
     float2 v = __half22float2(*(__half2 *)&h);
     v.x *= 16384.0f;
     v.y *= 16384.0f;
@@ -77,7 +84,7 @@ static __device__ __forceinline__ uint4 key_values(const dev_key &r, bool four, 
     return make_uint4(out[0], out[1], out[2], out[3]);
 }
 
-/* --- keys of a row ------------------------------------------------------------------------------------------------------------- */
+/* --- keys of a row ------------------------------------------------------------------------------------------------ */
 
 static __global__ void key_kernel(dev d, uint32_t first, int layer, int part, int lo_kind, attention_work w) {
     uint32_t row = d.active[first + blockIdx.x], p = d.row_pos[row];
@@ -98,8 +105,9 @@ static __global__ void key_kernel(dev d, uint32_t first, int layer, int part, in
         bool four = n >= windowed;
         if (n < windowed) {
             uint32_t pos = from + n;
-            const uint8_t *record = pos >= e.pos ? d.window_rows + (uint64_t)(e.first_row + (pos - e.pos)) * d.l->ring_row_bytes
-                                                 : dev_ring(d, e.seq, (uint32_t)layer, pos);
+            const uint8_t *record = pos >= e.pos
+                                        ? d.window_rows + (uint64_t)(e.first_row + (pos - e.pos)) * d.l->ring_row_bytes
+                                        : dev_ring(d, e.seq, (uint32_t)layer, pos);
             k.code = record;
             k.scale = record + d.head_dim;
         } else if (n < count) {
@@ -115,12 +123,14 @@ static __global__ void key_kernel(dev d, uint32_t first, int layer, int part, in
     if (threadIdx.x == 0) w.count[blockIdx.x] = count;
 }
 
-/* --- logits ---------------------------------------------------------------------------------------------------------------------- */
+/* --- logits ------------------------------------------------------------------------------------------------------- */
 
 /* 64 heads by tiles of 64 keys; blockIdx.z picks the heads, and tiles blockIdx.y, blockIdx.y + gridDim.y, ... */
-static __global__ void __launch_bounds__(THREADS) logits_kernel(dev d, uint32_t first, const float *q, attention_work w) {
+static __global__ void __launch_bounds__(THREADS)
+    logits_kernel(dev d, uint32_t first, const float *q, attention_work w) {
     extern __shared__ __align__(16) uint16_t tile[];
-    int dim = d.head_dim, stride = dim + 8, warp = threadIdx.x / 32, half = warp / 4, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    int dim = d.head_dim, stride = dim + 8, warp = threadIdx.x / 32, half = warp / 4, lane = threadIdx.x % 32,
+        g = lane / 4, t = lane % 4;
     uint16_t *qs = tile, *ks = tile + HEADS * stride;
     int count = w.count[blockIdx.x], h0 = blockIdx.z * HEADS;
     const float *qr = q + (uint64_t)(first + blockIdx.x) * d.heads * dim;
@@ -161,11 +171,12 @@ static __global__ void __launch_bounds__(THREADS) logits_kernel(dev d, uint32_t 
     }
 }
 
-/* --- probabilities ------------------------------------------------------------------------------------------------------------------ */
+/* --- probabilities ------------------------------------------------------------------------------------------------ */
 
 /* One warp per (row, head): lanes take keys in turn, so the sum's order is that of the keys. */
 static __global__ void softmax_kernel(dev d, dev_weight sink, attention_work w, uint32_t n) {
-    uint32_t i = (blockIdx.x * blockDim.x + threadIdx.x) / 32, lane = threadIdx.x % 32, row = i / d.heads, h = i % d.heads;
+    uint32_t i = (blockIdx.x * blockDim.x + threadIdx.x) / 32, lane = threadIdx.x % 32, row = i / d.heads,
+             h = i % d.heads;
     if (row >= n) return;
     float *l = w.logits + ((uint64_t)row * d.heads + h) * w.keys_max, top = -1e30f, sum = 0;
     int count = w.count[row], padded = (count + KEYS - 1) / KEYS * KEYS;
@@ -180,9 +191,10 @@ static __global__ void softmax_kernel(dev d, dev_weight sink, attention_work w, 
     if (lane == 0) w.total[(uint64_t)row * d.heads + h] = sum + expf(((const float *)sink.data)[h] - top);
 }
 
-/* --- probabilities times keys ---------------------------------------------------------------------------------------------------------- */
+/* --- probabilities times keys ------------------------------------------------------------------------------------- */
 
-/* 64 heads by 64 channels of one row over all its keys, ascending. The next tile is on its way while one is multiplied. */
+/* 64 heads by 64 channels of one row over all its keys, ascending. The next tile is on its way while one is
+ * multiplied. */
 static __global__ void __launch_bounds__(THREADS) values_kernel(dev d, uint32_t first, float *q, attention_work w) {
     enum { P_LOADS = HEADS * KEYS / 4 / THREADS, V_LOADS = KEYS * DIMS / 8 / THREADS };
     __shared__ __align__(16) uint16_t ps[HEADS][KEYS + 8], vs[KEYS][DIMS + 8];
@@ -195,7 +207,10 @@ static __global__ void __launch_bounds__(THREADS) values_kernel(dev d, uint32_t 
 #pragma unroll
         for (int j = 0; j < P_LOADS; j++) {
             int i = j * THREADS + threadIdx.x, h = i / (KEYS / 4), k = i % (KEYS / 4) * 4;
-            p_next[j] = h0 + h < d.heads ? *(const float4 *)(w.logits + ((uint64_t)blockIdx.x * d.heads + h0 + h) * w.keys_max + k0 + k) : make_float4(0, 0, 0, 0);
+            p_next[j] =
+                h0 + h < d.heads
+                    ? *(const float4 *)(w.logits + ((uint64_t)blockIdx.x * d.heads + h0 + h) * w.keys_max + k0 + k)
+                    : make_float4(0, 0, 0, 0);
         }
 #pragma unroll
         for (int j = 0; j < V_LOADS; j++) {
@@ -210,7 +225,8 @@ static __global__ void __launch_bounds__(THREADS) values_kernel(dev d, uint32_t 
 #pragma unroll
         for (int j = 0; j < P_LOADS; j++) {
             int i = j * THREADS + threadIdx.x;
-            *(uint2 *)&ps[i / (KEYS / 4)][i % (KEYS / 4) * 4] = make_uint2(pair(p_next[j].x, p_next[j].y), pair(p_next[j].z, p_next[j].w));
+            *(uint2 *)&ps[i / (KEYS / 4)][i % (KEYS / 4) * 4] =
+                make_uint2(pair(p_next[j].x, p_next[j].y), pair(p_next[j].z, p_next[j].w));
         }
 #pragma unroll
         for (int j = 0; j < V_LOADS; j++) {
@@ -243,8 +259,8 @@ static __global__ void __launch_bounds__(THREADS) values_kernel(dev d, uint32_t 
         }
 }
 
-void tensor_attention(const dev &d, uint32_t first, uint32_t n, int layer, int part, int lo_kind, float *q, const dev_weight &sink,
-                      const attention_work &w, cudaStream_t s) {
+void tensor_attention(const dev &d, uint32_t first, uint32_t n, int layer, int part, int lo_kind, float *q,
+                      const dev_weight &sink, const attention_work &w, cudaStream_t s) {
     unsigned groups = (unsigned)(d.heads + HEADS - 1) / HEADS, tiles = (unsigned)w.keys_max / KEYS;
     size_t shared = (size_t)(HEADS + KEYS) * (d.head_dim + 8) * sizeof(uint16_t);
     cudaFuncSetAttribute(logits_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared);
@@ -255,11 +271,12 @@ void tensor_attention(const dev &d, uint32_t first, uint32_t n, int layer, int p
     values_kernel<<<dim3(n, (unsigned)(d.head_dim + DIMS - 1) / DIMS, groups), THREADS, 0, s>>>(d, first, q, w);
 }
 
-/* --- index scores ------------------------------------------------------------------------------------------------------------------------- */
+/* --- index scores ------------------------------------------------------------------------------------------------- */
 
 enum { SCORE_WARPS = 4, SCORE_ENTRIES = 64 };   /* entries of a warp */
 
-static __device__ __forceinline__ int64_t entry_of(const dev &d, uint32_t row, int64_t n, int64_t visible, bool pooled) {
+static __device__ __forceinline__ int64_t entry_of(const dev &d, uint32_t row, int64_t n, int64_t visible,
+                                                   bool pooled) {
     int64_t j = n;
     if (pooled) {
         int64_t b = n / d.candidate_block;
@@ -270,13 +287,15 @@ static __device__ __forceinline__ int64_t entry_of(const dev &d, uint32_t row, i
 }
 
 /* index_dim 128 (four threads hold 32 channels each), heads a multiple of 16 up to 64. */
-static __global__ void __launch_bounds__(32 * SCORE_WARPS) scores_kernel(dev d, uint32_t first, const float *iq_in, const float *g_in, int part, int ratio,
-                                                                       bool pooled, int64_t count_max) {
+static __global__ void __launch_bounds__(32 * SCORE_WARPS)
+    scores_kernel(dev d, uint32_t first, const float *iq_in, const float *g_in, int part, int ratio, bool pooled,
+                  int64_t count_max) {
     uint32_t i = first + blockIdx.y, row = d.active[i];
     const dev_entry &e = d.entries[d.row_entry[row]];
     const cedar_page_part &p = d.l->part[part];
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    int64_t visible = (d.row_pos[row] + 1) / ratio, listed = pooled ? (int64_t)d.pool_count[row] * d.candidate_block : visible;
+    int64_t visible = (d.row_pos[row] + 1) / ratio,
+            listed = pooled ? (int64_t)d.pool_count[row] * d.candidate_block : visible;
     int64_t n0 = ((int64_t)blockIdx.x * SCORE_WARPS + warp) * SCORE_ENTRIES;
     float *out = (float *)d.scores + (uint64_t)blockIdx.y * d.context;
     if (n0 >= listed || n0 >= count_max) return;
@@ -326,9 +345,10 @@ static __global__ void __launch_bounds__(32 * SCORE_WARPS) scores_kernel(dev d, 
     }
 }
 
-void tensor_scores(const dev &d, uint32_t first, uint32_t n, const float *iq, const float *g, int part, int ratio, bool pooled, cudaStream_t s) {
+void tensor_scores(const dev &d, uint32_t first, uint32_t n, const float *iq, const float *g, int part, int ratio,
+                   bool pooled, cudaStream_t s) {
     int64_t count = pooled ? (int64_t)d.candidate_blocks * d.candidate_block : d.context;
     if (count > d.context) count = d.context;
-    scores_kernel<<<dim3((unsigned)((count + SCORE_WARPS * SCORE_ENTRIES - 1) / (SCORE_WARPS * SCORE_ENTRIES)), n), 32 * SCORE_WARPS, 0, s>>>(
-        d, first, iq, g, part, ratio, pooled, count);
+    scores_kernel<<<dim3((unsigned)((count + SCORE_WARPS * SCORE_ENTRIES - 1) / (SCORE_WARPS * SCORE_ENTRIES)), n),
+                    32 * SCORE_WARPS, 0, s>>>(d, first, iq, g, part, ratio, pooled, count);
 }

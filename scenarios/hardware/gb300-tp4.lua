@@ -16,7 +16,7 @@ return {
   launch_ns         = { 1000,    "assumption: as on Hopper" },
   eager_launch_ns   = { 6500,    "assumption: as on Hopper" },
   step_host_ns      = { 50000,   "assumption: planning, input copies and sampling" },
-  allreduce_ns      = { 5000,    "assumption; the published 4.04 ms of a batch-1 step on 4 GB200 needs about this much" },
+  allreduce_ns      = { 5000,    "assumption; the published 4.04 ms of a batch-1 step on 4 GB200 need about that" },
   link_bytes_s      = { 700e9,   "assumption: 0.8 of NVLink 5's 900 GB/s per direction" },
   host_link_bytes_s = { 350e9,   "NVLink-C2C, assumption" },
 }

@@ -6,7 +6,7 @@ return {
   hbm_bytes         = { 141e9,   "data sheet" },
   copy_bytes_s      = { 4.3e12,  "large device-to-device copy and the best M=1 GEMM of public tables: 4.23-4.3 TB/s" },
   matmul_flop_s     = { 790e12,  "8192^3 bf16 product on random data, measured 758-790 TFLOP/s" },
-  attention_flop_s  = { 410e12,  "published sparse decode attention on the same chip with less memory (H800): 410 TFLOP/s" },
+  attention_flop_s  = { 410e12,  "published sparse decode attention on H800, the same chip: 410 TFLOP/s" },
   indexer_flop_s    = { 770e12,  "published FP8 index scores on H200, prefill chunk after 128 K: about 770 TFLOP/s" },
   memory_efficiency = { 0.55,    "assumption: open M=1 kernels reach 0.3-0.75 of it, launches apart" },
   matmul_efficiency = { 0.75,    "assumption: public MoE and block-FP8 tables give 0.6-0.9 of the bf16 rate" },

@@ -4,33 +4,48 @@
 
 #include "engine/cpu/ops/forward.h"
 
-static real *streams(const OP(forward) *f, uint32_t row) { return f->h + (uint64_t)row * (uint64_t)f->c->hc * (uint64_t)f->c->hidden; }
-static real *per_stream(const OP(forward) *f, real *at, uint32_t row) { return at + (uint64_t)row * (uint64_t)f->c->hc; }
-static real *comb_of(const OP(forward) *f, uint32_t row) { return f->comb + (uint64_t)row * (uint64_t)f->c->hc * (uint64_t)f->c->hc; }
+static real *streams(const OP(forward) * f, uint32_t row) {
+    return f->h + (uint64_t)row * (uint64_t)f->c->hc * (uint64_t)f->c->hidden;
+}
+static real *per_stream(const OP(forward) * f, real *at, uint32_t row) {
+    return at + (uint64_t)row * (uint64_t)f->c->hc;
+}
+static real *comb_of(const OP(forward) * f, uint32_t row) {
+    return f->comb + (uint64_t)row * (uint64_t)f->c->hc * (uint64_t)f->c->hc;
+}
 static real *x_of(const OP(forward) *f, uint32_t row) { return f->x + (uint64_t)row * (uint64_t)f->c->hidden; }
-static real *comp_of(const OP(forward) *f, uint32_t row) { return f->comp + (uint64_t)row * 2 * (uint64_t)f->c->head_dim; }
-static uint8_t *window_of(const OP(forward) *f, uint32_t row) { return f->window + (uint64_t)row * f->l->ring_row_bytes; }
+static real *comp_of(const OP(forward) * f, uint32_t row) {
+    return f->comp + (uint64_t)row * 2 * (uint64_t)f->c->head_dim;
+}
+static uint8_t *window_of(const OP(forward) * f, uint32_t row) {
+    return f->window + (uint64_t)row * f->l->ring_row_bytes;
+}
 
-static const cedar_plan_entry *entry_of(const OP(forward) *f, uint32_t row) { return &f->plan->entries[f->row_entry[row]]; }
+static const cedar_plan_entry *entry_of(const OP(forward) * f, uint32_t row) {
+    return &f->plan->entries[f->row_entry[row]];
+}
 
 uint32_t OP(window_lo)(const OP(forward) *f, const cedar_plan_entry *e) {
     return f->layer < f->c->cut ? e->bounds.lo_encoder : f->layer == f->c->cut ? e->bounds.lo_cut : e->bounds.lo_late;
 }
 
-/* --- taps --------------------------------------------------------------------------------------------------------------- */
+/* --- taps --------------------------------------------------------------------------------------------------------- */
 
-static void tap_bytes(const OP(forward) *f, cedar_tap_kind kind, int32_t layer, uint32_t row, const void *data, uint32_t width) {
+static void tap_bytes(const OP(forward) * f, cedar_tap_kind kind, int32_t layer, uint32_t row, const void *data,
+                      uint32_t width) {
     if (!f->env->tap) return;
-    f->env->tap(f->env->tap_self, kind, layer, f->draft ? f->draft->seq : entry_of(f, row)->seq, f->row_pos[row], data, width);
+    f->env->tap(f->env->tap_self, kind, layer, f->draft ? f->draft->seq : entry_of(f, row)->seq, f->row_pos[row], data,
+                width);
 }
 
-static void tap_reals(const OP(forward) *f, OP(worker) *w, cedar_tap_kind kind, uint32_t row, const real *data, uint32_t width) {
+static void tap_reals(const OP(forward) * f, OP(worker) * w, cedar_tap_kind kind, uint32_t row, const real *data,
+                      uint32_t width) {
     if (!f->env->tap) return;
     for (uint32_t k = 0; k < width; k++) w->wide[k] = (double)data[k];
     tap_bytes(f, kind, f->layer, row, w->wide, width);
 }
 
-/* --- before attention --------------------------------------------------------------------------------------------------- */
+/* --- before attention --------------------------------------------------------------------------------------------- */
 
 /* Raw token at position p of the row's sequence: from this step, or from its history. */
 static int32_t token_at(const OP(forward) *f, const cedar_plan_entry *e, uint32_t p) {
@@ -64,11 +79,13 @@ static void capture_feature(OP(forward) *f, uint32_t row) {
 }
 
 static void gather_x(const OP(forward) *f, const uint32_t *rows, int count, real *x) {
-    for (int i = 0; i < count; i++) memcpy(x + i * (int64_t)f->c->hidden, x_of(f, rows[i]), (size_t)f->c->hidden * sizeof *x);
+    for (int i = 0; i < count; i++)
+        memcpy(x + i * (int64_t)f->c->hidden, x_of(f, rows[i]), (size_t)f->c->hidden * sizeof *x);
 }
 
 /* Coefficients of a site for a block of rows. */
-static void mix_rows(OP(forward) *f, OP(worker) *w, const OP(hc_site) *site, const uint32_t *rows, int count, real *pre) {
+static void mix_rows(OP(forward) * f, OP(worker) * w, const OP(hc_site) * site, const uint32_t *rows, int count,
+                     real *pre) {
     int64_t width = (int64_t)f->c->hc * f->c->hidden;
     for (int i = 0; i < count; i++) memcpy(w->streams + i * width, streams(f, rows[i]), (size_t)width * sizeof(real));
     OP(hc_project)(&f->weights, f->c, site, w->streams, count, w->mixes, &w->linear);
@@ -125,16 +142,18 @@ void OP(phase_before)(void *self, uint32_t item, uint32_t worker) {
     if (c->is_kv_source[f->layer]) compressor_rows(f, w, rows, count);
 }
 
-/* --- global rows -------------------------------------------------------------------------------------------------------- */
+/* --- global rows -------------------------------------------------------------------------------------------------- */
 
 /* Compressor input of position p: of this step, or kept from an earlier one. 2 * d reals. */
-static const real *comp_at(const OP(forward) *f, const cedar_plan_entry *e, uint32_t first_row, int32_t part, uint32_t p) {
+static const real *comp_at(const OP(forward) * f, const cedar_plan_entry *e, uint32_t first_row, int32_t part,
+                           uint32_t p) {
     if (p >= e->pos) return comp_of(f, first_row + (p - e->pos));
     return (const real *)(const void *)store_open(f->env->store, e->seq, part, p);
 }
 
 /* Softmax over the group's tokens, per channel (spec/model.md 2.6). */
-static void pool_group(const OP(forward) *f, const cedar_plan_entry *e, uint32_t first_row, int32_t part, uint32_t last, real *z) {
+static void pool_group(const OP(forward) * f, const cedar_plan_entry *e, uint32_t first_row, int32_t part,
+                       uint32_t last, real *z) {
     int r = f->c->ratio[f->layer], d = f->c->head_dim;
     const real *member[CEDAR_RATIO_MAX];
     for (int i = 0; i < r; i++) member[i] = comp_at(f, e, first_row, part, last - (uint32_t)(r - 1 - i));
@@ -177,7 +196,7 @@ void OP(phase_groups)(void *self, uint32_t item, uint32_t worker) {
                       page + p->kv_scales + (uint64_t)at * f->l->kv_scale_bytes);
 }
 
-/* --- attention and MoE -------------------------------------------------------------------------------------------------- */
+/* --- attention and MoE -------------------------------------------------------------------------------------------- */
 
 /* Window keys of a row, ascending position; returns how many. */
 static int window_keys(const OP(forward) *f, const cedar_plan_entry *e, uint32_t row, real *keys) {
@@ -230,16 +249,19 @@ static void query_rows(OP(forward) *f, OP(worker) *w, const uint32_t *rows, int 
     OP(linear)(&f->weights, &f->block->wq_b, w->qrq, c->q_lora, count, w->q, width, &w->linear);
     for (int i = 0; i < count; i++)
         for (int h = 0; h < c->heads; h++)
-            OP(rope)(w->q + i * width + h * (int64_t)c->head_dim, c->head_dim, table_of(f, rows[i]), c->rope_dim / 2, 1);
+            OP(rope)
+            (w->q + i * width + h * (int64_t)c->head_dim, c->head_dim, table_of(f, rows[i]), c->rope_dim / 2, 1);
 }
 
 /* Inverse rotation and grouped low-rank output: w->q [count, H, d] -> w->att [count, D]. */
 static void output_rows(OP(forward) *f, OP(worker) *w, const uint32_t *rows, int count) {
     const cedar_config *c = f->c;
-    int64_t width = (int64_t)c->heads * c->head_dim, group = width / c->o_groups, u_width = (int64_t)c->o_groups * c->o_lora;
+    int64_t width = (int64_t)c->heads * c->head_dim, group = width / c->o_groups,
+            u_width = (int64_t)c->o_groups * c->o_lora;
     for (int i = 0; i < count; i++)
         for (int h = 0; h < c->heads; h++)
-            OP(rope)(w->q + i * width + h * (int64_t)c->head_dim, c->head_dim, table_of(f, rows[i]), c->rope_dim / 2, -1);
+            OP(rope)
+            (w->q + i * width + h * (int64_t)c->head_dim, c->head_dim, table_of(f, rows[i]), c->rope_dim / 2, -1);
     if (f->env->opts->wo_a_fp8) OP(quantise)(w->q, count * width, w->q);
     for (int g = 0; g < c->o_groups; g++)
         OP(linear_rows)(&f->weights, &f->block->wo_a, g * (int64_t)c->o_lora, c->o_lora, w->q + g * group, width, count,
@@ -272,7 +294,8 @@ static void ffn_rows(OP(forward) *f, OP(worker) *w, const uint32_t *rows, int co
     int64_t d = c->hidden;
     int per_token = f->draft ? c->draft_experts_per_token : c->experts_per_token;
     for (int i = 0; i < count; i++)
-        OP(hc_expand)(streams(f, rows[i]), w->att + i * d, per_stream(f, f->post, rows[i]), comb_of(f, rows[i]), c->hc, d);
+        OP(hc_expand)
+        (streams(f, rows[i]), w->att + i * d, per_stream(f, f->post, rows[i]), comb_of(f, rows[i]), c->hc, d);
     mix_rows(f, w, &site, rows, count, f->pre);
     for (int i = 0; i < count; i++) {
         uint32_t r = rows[i];

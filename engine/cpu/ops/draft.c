@@ -13,10 +13,12 @@ void OP(phase_rings)(void *self, uint32_t item, uint32_t worker) {
     int count;
     const uint32_t *rows = block_of(f, item, &count);
     memset(w->features, 0, (size_t)(count * width) * sizeof(real));
-    for (int i = 0; i < count; i++) memcpy(w->features + i * width, f->features + rows[i] * (uint64_t)width, (size_t)width * sizeof(real));
+    for (int i = 0; i < count; i++)
+        memcpy(w->features + i * width, f->features + rows[i] * (uint64_t)width, (size_t)width * sizeof(real));
     OP(quantise)(w->features, count * width, w->features);
     OP(linear)(&f->weights, &m->main_proj, w->features, width, count, w->x, d, &w->linear);
-    for (int i = 0; i < count; i++) OP(rms_norm)(vector_of(f, &m->main_norm), w->x + i * d, d, (real)c->norm_eps, w->x + i * d);
+    for (int i = 0; i < count; i++)
+        OP(rms_norm)(vector_of(f, &m->main_norm), w->x + i * d, d, (real)c->norm_eps, w->x + i * d);
     OP(quantise)(w->x, count * d, w->xq);
     for (int32_t stage = 0; stage < c->stages; stage++) {
         const cedar_block *b = &m->blocks[c->layers + stage];
@@ -30,8 +32,10 @@ void OP(phase_rings)(void *self, uint32_t item, uint32_t worker) {
             OP(rope)(kv, c->head_dim, f->table[0] + rows[i] * (uint64_t)c->rope_dim, c->rope_dim / 2, 1);
             OP(ring_encode)(kv, c->head_dim, record);
             if (p + f->l->ring_slots >= e->pos + e->rows)
-                memcpy(store_ring(f->env->store, e->seq, (uint32_t)(c->layers + stage), p), record, f->l->ring_row_bytes);
-            if (f->env->tap) f->env->tap(f->env->tap_self, CEDAR_TAP_RING, stage, e->seq, p, record, f->l->ring_row_bytes);
+                memcpy(store_ring(f->env->store, e->seq, (uint32_t)(c->layers + stage), p), record,
+                       f->l->ring_row_bytes);
+            if (f->env->tap)
+                f->env->tap(f->env->tap_self, CEDAR_TAP_RING, stage, e->seq, p, record, f->l->ring_row_bytes);
         }
     }
 }
@@ -68,7 +72,8 @@ static void draft_head(OP(forward) *f, cedar_draft_item *it) {
     uint64_t d = (uint64_t)c->hidden, n = (uint64_t)c->hc;
     int32_t prev = it->token;
     for (int k = 0; k < c->draft_block; k++) {
-        real *y = w->features;                          /* [D + rank]: output before the norm, then the Markov embedding */
+        /* [D + rank]: output before the norm, then the Markov embedding */
+        real *y = w->features;
         OP(hc_collapse)(f->h + (uint64_t)k * n * d, f->pre + (uint64_t)k * n, c->hc, c->hidden, y);
         OP(rms_norm)(vector_of(f, &m->draft_norm), y, c->hidden, (real)c->norm_eps, w->x);
         it->ids[k] = markov_row(f, w, w->x, prev, it->logits ? it->logits + (uint64_t)k * (uint64_t)c->vocab : NULL);
@@ -107,7 +112,8 @@ static void draft_one(OP(forward) *f, cedar_draft_item *it) {
     f->draft = NULL;
 }
 
-cedar_status OP(draft)(void *self, cedar_draft_item *items, uint32_t count, const cedar_seq_state *seqs, cedar_err *err) {
+cedar_status OP(draft)(void *self, cedar_draft_item *items, uint32_t count, const cedar_seq_state *seqs,
+                       cedar_err *err) {
     OP(forward) *f = self;
     (void)err;
     f->seqs = seqs;

@@ -6,7 +6,8 @@ void OP(engram_hash)(const cedar_config *c, int slot, const int64_t *back, int64
     int64_t r = back[0] * c->engram_mul[slot][0];
     for (int k = 1; k < c->ngram; k++) {
         r ^= back[k] * c->engram_mul[slot][k];
-        for (int a = 0; a < c->engram_heads; a++, n++) rows[n] = r % c->engram_prime[slot][n] + c->engram_offset[slot][n];
+        for (int a = 0; a < c->engram_heads; a++, n++)
+            rows[n] = r % c->engram_prime[slot][n] + c->engram_offset[slot][n];
     }
 }
 
@@ -16,8 +17,8 @@ real OP(engram_gate)(real dot) {
     return sigmoid(signbit(dot) ? -g : g);
 }
 
-void OP(engram)(const OP(weights) *ws, const cedar_config *c, const cedar_block *b, const int64_t *rows, real *h, real *e,
-                real *kv, real *gains, OP(linear_scratch) *s) {
+void OP(engram)(const OP(weights) * ws, const cedar_config *c, const cedar_block *b, const int64_t *rows, real *h,
+                real *e, real *kv, real *gains, OP(linear_scratch) * s) {
     int64_t d = c->hidden, dim = c->engram_dim, width = c->engram_rows_per_token * dim;
     for (int k = 0; k < c->engram_rows_per_token; k++) OP(decode_row)(&b->engram_embed, rows[k], e + k * dim);
     OP(quantise)(e, width, e);

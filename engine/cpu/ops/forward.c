@@ -33,7 +33,8 @@ static void begin(OP(forward) *f) {
             f->kept[row] = row;
             if (k >= e->rows - e->logits) f->logit_rows[wanted++] = row;
             for (int t = 0; t < 2; t++)
-                OP(rope_table)(f->freq[t], c->rope_dim / 2, e->pos + k, f->table[t] + (uint64_t)row * (uint32_t)c->rope_dim);
+                OP(rope_table)
+                (f->freq[t], c->rope_dim / 2, e->pos + k, f->table[t] + (uint64_t)row * (uint32_t)c->rope_dim);
         }
     }
     f->first_row[f->plan->entry_count] = row;
@@ -79,7 +80,8 @@ static void list_groups(OP(forward) *f) {
 static void commit_windows(OP(forward) *f) {
     for (uint32_t i = 0; i < f->plan->entry_count; i++) {
         const cedar_plan_entry *e = &f->plan->entries[i];
-        uint32_t end = e->pos + e->rows, lo = OP(window_lo)(f, e), first = end > f->l->ring_slots ? end - f->l->ring_slots : 0;
+        uint32_t end = e->pos + e->rows, lo = OP(window_lo)(f, e),
+                 first = end > f->l->ring_slots ? end - f->l->ring_slots : 0;
         if (first < e->pos) first = e->pos;
         if (first < lo) first = lo;
         for (uint32_t p = first; p < end; p++)
@@ -130,7 +132,7 @@ static void run_layer(OP(forward) *f) {
     if (f->c->is_kv_source[f->layer]) commit_open_groups(f);
 }
 
-/* --- head --------------------------------------------------------------------------------------------------------------- */
+/* --- head --------------------------------------------------------------------------------------------------------- */
 
 /* Logits of rows whose collapsed, normed output is in w->x [count, D]; out rows and argmax by position in the list. */
 static void head_rows(OP(forward) *f, OP(worker) *w, int count, uint64_t first, float *logits, int32_t *argmax) {
@@ -138,7 +140,8 @@ static void head_rows(OP(forward) *f, OP(worker) *w, int count, uint64_t first, 
     real best[BLOCK];
     for (int64_t v = 0; v < c->vocab; v += HEAD_SLICE) {
         int64_t n = c->vocab - v < HEAD_SLICE ? c->vocab - v : HEAD_SLICE;
-        OP(linear_rows)(&f->weights, &f->env->model->head, v, n, w->x, c->hidden, count, w->head, HEAD_SLICE, &w->linear);
+        OP(linear_rows)
+        (&f->weights, &f->env->model->head, v, n, w->x, c->hidden, count, w->head, HEAD_SLICE, &w->linear);
         for (int i = 0; i < count; i++)
             for (int64_t k = 0; k < n; k++) {
                 real x = w->head[i * HEAD_SLICE + k];
@@ -166,7 +169,8 @@ static void phase_head(void *self, uint32_t item, uint32_t worker) {
     head_rows(f, w, count, (uint64_t)item * f->block_rows, f->out->logits, f->out->argmax);
 }
 
-static cedar_status step(void *self, const cedar_step_plan *plan, const cedar_seq_state *seqs, cedar_step_out *out, cedar_err *err) {
+static cedar_status step(void *self, const cedar_step_plan *plan, const cedar_seq_state *seqs, cedar_step_out *out,
+                         cedar_err *err) {
     OP(forward) *f = self;
     (void)err;
     f->plan = plan;
@@ -188,6 +192,10 @@ static cedar_status step(void *self, const cedar_step_plan *plan, const cedar_se
 }
 
 const cedar_forward_ops OP(forward_ops) = {
-    .real_bytes = sizeof(real), .workspace_bytes = OP(workspace_bytes), .open = OP(forward_open), .close = OP(forward_close),
-    .step = step, .draft = OP(draft),
+    .real_bytes = sizeof(real),
+    .workspace_bytes = OP(workspace_bytes),
+    .open = OP(forward_open),
+    .close = OP(forward_close),
+    .step = step,
+    .draft = OP(draft),
 };

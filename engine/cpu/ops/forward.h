@@ -84,7 +84,8 @@ cedar_status OP(forward_open)(cedar_forward_env *env, void **self, cedar_err *er
 void OP(forward_close)(void *self);
 
 /* block.c: one block in three phases; `item` is a block of active rows, or a group. */
-void OP(phase_before)(void *f, uint32_t item, uint32_t worker);     /* to the attention input, window rows, compressor inputs */
+/* to the attention input, window rows, compressor inputs */
+void OP(phase_before)(void *f, uint32_t item, uint32_t worker);
 void OP(phase_groups)(void *f, uint32_t item, uint32_t worker);     /* global rows and index keys */
 void OP(phase_after)(void *f, uint32_t item, uint32_t worker);      /* attention and MoE */
 uint32_t OP(window_lo)(const OP(forward) *f, const cedar_plan_entry *e);
@@ -94,7 +95,8 @@ void OP(select_rows)(OP(forward) *f, OP(worker) *w, const uint32_t *rows, int co
 
 /* draft.c */
 void OP(phase_rings)(void *f, uint32_t item, uint32_t worker);      /* draft ring rows of active rows */
-cedar_status OP(draft)(void *self, cedar_draft_item *items, uint32_t count, const cedar_seq_state *seqs, cedar_err *err);
+cedar_status OP(draft)(void *self, cedar_draft_item *items, uint32_t count, const cedar_seq_state *seqs,
+                       cedar_err *err);
 
 /* forward.c */
 void OP(run)(OP(forward) *f, uint32_t items, cedar_pool_fn fn);     /* over the pool, or in order when a tap is set */

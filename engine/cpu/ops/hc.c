@@ -43,8 +43,8 @@ void OP(hc_project)(const OP(weights) *ws, const cedar_config *c, const OP(hc_si
     }
 }
 
-void OP(hc_coefficients)(const OP(weights) *ws, const cedar_config *c, const OP(hc_site) *site, const real *m, real *pre,
-                         real *post, real *comb) {
+void OP(hc_coefficients)(const OP(weights) * ws, const cedar_config *c, const OP(hc_site) * site, const real *m,
+                         real *pre, real *post, real *comb) {
     OP(hc_from_logits)(m, ws->decoded[site->base->index], ws->decoded[site->scale->index], c->hc, c->hc_iters,
                        (real)c->hc_eps, pre, post, comb);
 }

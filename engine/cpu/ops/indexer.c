@@ -2,8 +2,8 @@
 #include "engine/cpu/ops/forward.h"
 
 /* Four index keys: entries first .. first+3 of the list, the last one repeated past the end. */
-static void load_keys(const OP(forward) *f, const cedar_page_part *p, const int32_t *pages, const int32_t *names, int first,
-                      int count, real *keys) {
+static void load_keys(const OP(forward) * f, const cedar_page_part *p, const int32_t *pages, const int32_t *names,
+                      int first, int count, real *keys) {
     for (int i = 0; i < 4; i++) {
         int n = first + i < count ? first + i : count - 1;
         uint32_t j = (uint32_t)(names ? names[n] : n), at = j % p->entries;
@@ -15,10 +15,11 @@ static void load_keys(const OP(forward) *f, const cedar_page_part *p, const int3
 }
 
 /* S(t, j) = sum_h g_h max(0, iq_h . ik_j) for entries 0..count-1, or names[0..count-1]. */
-static void score_entries(const OP(forward) *f, OP(worker) *w, const cedar_page_part *p, const int32_t *pages, const real *iq,
-                          const real *g, const int32_t *names, int count, real *score) {
+static void score_entries(const OP(forward) * f, OP(worker) * w, const cedar_page_part *p, const int32_t *pages,
+                          const real *iq, const real *g, const int32_t *names, int count, real *score) {
     int64_t dim = f->c->index_dim;
-    const real *const keys[4] = { w->index_keys, w->index_keys + dim, w->index_keys + 2 * dim, w->index_keys + 3 * dim };
+    const real *const keys[4] = { w->index_keys, w->index_keys + dim, w->index_keys + 2 * dim,
+                                  w->index_keys + 3 * dim };
     for (int n = 0; n < count; n += 4) {
         load_keys(f, p, pages, names, n, count, w->index_keys);
         real sum[4] = { 0, 0, 0, 0 }, dot[4];
@@ -37,7 +38,8 @@ static int pool_names(const OP(forward) *f, uint32_t row, int visible, int32_t *
     const int32_t *blocks = f->pool + (uint64_t)row * (uint64_t)f->c->candidate_blocks;
     int n = 0;
     for (int b = 0; b < f->pool_count[row]; b++)
-        for (int j = blocks[b] * f->c->candidate_block; j < (blocks[b] + 1) * f->c->candidate_block && j < visible; j++) names[n++] = j;
+        for (int j = blocks[b] * f->c->candidate_block; j < (blocks[b] + 1) * f->c->candidate_block && j < visible; j++)
+            names[n++] = j;
     return n;
 }
 
@@ -70,9 +72,9 @@ static void select_row(OP(forward) *f, OP(worker) *w, uint32_t row, const real *
         OP(top_k)(w->scores, w->names, n, c->index_topk, topk, w->heap);
     } else {
         if (f->layer == c->candidate_source) {
-            f->pool_count[row] = OP(candidate_blocks)(w->scores, visible, c->candidate_block, c->candidate_blocks,
-                                                      f->pool + (uint64_t)row * (uint64_t)c->candidate_blocks, w->block_scores,
-                                                      w->heap);
+            f->pool_count[row] =
+                OP(candidate_blocks)(w->scores, visible, c->candidate_block, c->candidate_blocks,
+                                     f->pool + (uint64_t)row * (uint64_t)c->candidate_blocks, w->block_scores, w->heap);
             if (f->env->tap) tap_pool(f, w, e->seq, row, visible);
         }
         OP(top_k)(w->scores, NULL, visible, c->index_topk, topk, w->heap);

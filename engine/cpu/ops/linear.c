@@ -3,7 +3,8 @@
 
 #include "engine/cpu/ops/ops.h"
 
-/* Cloned functions have names of their own per arithmetic, since clang 14 exports their resolvers even when they are static.
+/* Cloned functions have names of their own per arithmetic, since clang 14 exports their resolvers even when they are
+ * static.
  * Wider vectors change no bit: each lane keeps its own sum and products are never fused (-ffp-contract=off). */
 #if defined __x86_64__ && !defined CEDAR_SANITIZED
 #define CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
@@ -28,7 +29,8 @@ static inline __attribute__((always_inline)) double lanes_sum(const lanes *v) {
     return s[0];
 }
 
-static inline __attribute__((always_inline)) void dot4_body(const real *const a[4], const real *const b[4], int64_t n, real out[4]) {
+static inline __attribute__((always_inline)) void dot4_body(const real *const a[4], const real *const b[4], int64_t n,
+                                                            real out[4]) {
     lanes s0 = { 0 }, s1 = { 0 }, s2 = { 0 }, s3 = { 0 };
     int64_t k = 0;
     for (; k + LANES <= n; k += LANES) {
@@ -46,7 +48,9 @@ static inline __attribute__((always_inline)) void dot4_body(const real *const a[
     out[3] = (real)(lanes_sum(&s3) + tail[3]);
 }
 
-CLONES static void OP(dot4_cloned)(const real *const a[4], const real *const b[4], int64_t n, real out[4]) { dot4_body(a, b, n, out); }
+CLONES static void OP(dot4_cloned)(const real *const a[4], const real *const b[4], int64_t n, real out[4]) {
+    dot4_body(a, b, n, out);
+}
 
 CLONES static real OP(dot_cloned)(const real *a, const real *b, int64_t n) {
     lanes s = { 0 };
@@ -61,15 +65,16 @@ CLONES static real OP(dot_cloned)(const real *a, const real *b, int64_t n) {
 void OP(dot4)(const real *const a[4], const real *const b[4], int64_t n, real out[4]) { OP(dot4_cloned)(a, b, n, out); }
 real OP(dot)(const real *a, const real *b, int64_t n) { return OP(dot_cloned)(a, b, n); }
 
-/* --- matrices as panels ------------------------------------------------------------------------------------------------
+/* --- matrices as panels ----------------------------------------------------------------------------------------------
  *
- * A decoded matrix lies in panels of PANEL rows, [K, PANEL] each, the last one padded with zeros: then PANEL outputs are
- * summed side by side, each in ascending k, in double. No order depends on the number of rows or of threads. */
+ * A decoded matrix lies in panels of PANEL rows, [K, PANEL] each, the last one padded with zeros: then PANEL outputs
+ * are summed side by side, each in ascending k, in double. No order depends on the number of rows or of threads. */
 
 typedef double panel_half __attribute__((vector_size(8 * sizeof(double))));
 #define PANEL_LOAD(w) __builtin_convertvector(*(const half *)(w), panel_half)
 
-static inline __attribute__((always_inline)) void panel_store(const panel_half *lo, const panel_half *hi, real *y, int64_t n) {
+static inline __attribute__((always_inline)) void panel_store(const panel_half *lo, const panel_half *hi, real *y,
+                                                              int64_t n) {
     double out[PANEL];
     memcpy(out, lo, sizeof *lo);
     memcpy(out + 8, hi, sizeof *hi);
@@ -117,10 +122,12 @@ static void gemm(const real *w, int64_t n_count, int64_t k_count, const double *
     int t = 0;
     for (; t + 4 <= t_count; t += 4)
         for (int64_t n = 0; n < n_count; n += PANEL)
-            OP(four_rows)(w + n * k_count, k_count, x + t * k_count, y + t * ldy + n, ldy, n_count - n < PANEL ? n_count - n : PANEL);
+            OP(four_rows)(w + n * k_count, k_count, x + t * k_count, y + t * ldy + n, ldy,
+             n_count - n < PANEL ? n_count - n : PANEL);
     for (; t < t_count; t++)
         for (int64_t n = 0; n < n_count; n += 2 * PANEL)
-            OP(one_row)(w + n * k_count, k_count, x + t * k_count, y + t * ldy + n, n_count - n < 2 * PANEL ? n_count - n : 2 * PANEL);
+            OP(one_row)(w + n * k_count, k_count, x + t * k_count, y + t * ldy + n,
+             n_count - n < 2 * PANEL ? n_count - n : 2 * PANEL);
 }
 
 static real ue8m0(uint8_t b) { return (real)cedar_ue8m0_value(b); }
@@ -208,7 +215,7 @@ void OP(linear)(const OP(weights) *ws, const cedar_weight *w, const real *x, int
         for (int64_t n = 0; n < w->rows; n++) y[t * ldy + n] = rb(y[t * ldy + n]);
 }
 
-/* --- quantisers ------------------------------------------------------------------------------------------------------- */
+/* --- quantisers --------------------------------------------------------------------------------------------------- */
 
 static void fp8q32(const real *x, int n, uint8_t *codes, uint8_t *scales) {
 #if defined CEDAR_ARITH_WIDE

@@ -6,8 +6,8 @@
 real OP(sqrt_softplus)(real z) { return real_sqrt(z > 20 ? z : real_log1p(real_exp(z))); }
 
 /* The best experts of each row and their weights. */
-static void route(const OP(weights) *ws, const cedar_config *c, const cedar_block *b, int per_token, const real *x, int t_count,
-                  OP(moe_scratch) *s) {
+static void route(const OP(weights) * ws, const cedar_config *c, const cedar_block *b, int per_token, const real *x,
+                  int t_count, OP(moe_scratch) * s) {
     int e_count = b->expert_count;
     OP(linear_raw)(ws, &b->gate, x, c->hidden, t_count, s->score, e_count, s->linear);
     const real *bias = ws->decoded[b->gate_bias.index];
@@ -55,8 +55,8 @@ static int slot_of(const int32_t *ids, int per_token, int32_t e) {
     return -1;
 }
 
-void OP(moe)(const OP(weights) *ws, const cedar_config *c, const cedar_block *b, int per_token, const real *x, int t_count,
-             real *y, OP(moe_scratch) *s) {
+void OP(moe)(const OP(weights) * ws, const cedar_config *c, const cedar_block *b, int per_token, const real *x,
+             int t_count, real *y, OP(moe_scratch) * s) {
     CEDAR_ASSERT(t_count <= LINEAR_ROWS);
     int64_t d = c->hidden;
     route(ws, c, b, per_token, x, t_count, s);

@@ -23,7 +23,7 @@ typedef struct OP(linear_scratch) {
     real *panel, *row;  /* [K, PANEL], [K] a panel decoded for one use */
 } OP(linear_scratch);
 
-/* --- linear.c ------------------------------------------------------------------------------------------------------- */
+/* --- linear.c ----------------------------------------------------------------------------------------------------- */
 
 /* sum_k a[k] b[k] in double: eight lanes, each summed in ascending k, then pairwise; the tail after them. */
 real OP(dot)(const real *a, const real *b, int64_t n);
@@ -56,7 +56,7 @@ void OP(fp4q16_decode)(const uint8_t *nibbles, const uint8_t *scales, int n, rea
 void OP(fp4q32_encode)(const real *x, int n, uint8_t *nibbles, uint8_t *scales);
 void OP(fp4q32_decode)(const uint8_t *nibbles, const uint8_t *scales, int n, real *x);
 
-/* --- norm.c --------------------------------------------------------------------------------------------------------- */
+/* --- norm.c ------------------------------------------------------------------------------------------------------- */
 
 /* y = rb(gain * (x / rms(x))), spec/model.md 2.1. May alias. */
 void OP(rms_norm)(const real *gain, const real *x, int64_t n, real eps, real *y);
@@ -66,7 +66,7 @@ void OP(rope_table)(const double *freq, int pairs, int64_t pos, real *table);
 /* Rotates the last 2*pairs of x [n], adjacent channels; sign -1 inverts. */
 void OP(rope)(real *x, int n, const real *table, int pairs, int sign);
 
-/* --- hc.c (single-pass mHC, spec/model.md 2.2) ------------------------------------------------------------------------ */
+/* --- hc.c (single-pass mHC, spec/model.md 2.2) -------------------------------------------------------------------- */
 
 typedef struct OP(hc_site) { const cedar_weight *fn, *base, *scale; } OP(hc_site);
 
@@ -74,8 +74,8 @@ typedef struct OP(hc_site) { const cedar_weight *fn, *base, *scale; } OP(hc_site
 void OP(hc_project)(const OP(weights) *ws, const cedar_config *c, const OP(hc_site) *site, const real *h, int t_count,
                     real *m, OP(linear_scratch) *s);
 /* Coefficients of one row from its projections: pre [n], post [n], comb [n, n] (from, to). */
-void OP(hc_coefficients)(const OP(weights) *ws, const cedar_config *c, const OP(hc_site) *site, const real *m, real *pre,
-                         real *post, real *comb);
+void OP(hc_coefficients)(const OP(weights) * ws, const cedar_config *c, const OP(hc_site) * site, const real *m,
+                         real *pre, real *post, real *comb);
 /* m -> coefficients: the part after the projection, for tests. m, base [(2+n)n], scale [3]. */
 void OP(hc_from_logits)(const real *m, const real *base, const real *scale, int n, int iters, real eps, real *pre,
                         real *post, real *comb);
@@ -83,22 +83,23 @@ void OP(hc_collapse)(const real *h, const real *pre, int n, int64_t hidden, real
 /* h becomes expand(y, h, post, comb), in place. */
 void OP(hc_expand)(real *h, const real *y, const real *post, const real *comb, int n, int64_t hidden);
 
-/* --- attention.c ------------------------------------------------------------------------------------------------------ */
+/* --- attention.c -------------------------------------------------------------------------------------------------- */
 
 /* Sink attention of one query row (spec 2.8). q [H, d] in, o out in place; keys [count, d]; sink [H];
  * logits [count] scratch. */
 void OP(sink_attention)(real *q, int heads, int d, const real *keys, int count, const real *sink, real *logits);
 
-/* --- select.c --------------------------------------------------------------------------------------------------------- */
+/* --- select.c ----------------------------------------------------------------------------------------------------- */
 
 /* Best k of count scores, ids ascending, -1 padded to k. Higher score first, then lower id; -inf and NaN are never
  * picked (spec 2.7). ids[i] is i, or names[i] when names is given (ascending). Returns how many. */
 int OP(top_k)(const real *score, const int32_t *names, int count, int k, int32_t *ids, real *heap_score);
-/* Candidate blocks of one query: score [visible]; ids [blocks_max] ascending out; block_score scratch. Returns how many. */
+/* Candidate blocks of one query: score [visible]; ids [blocks_max] ascending out; block_score scratch. Returns how
+ * many. */
 int OP(candidate_blocks)(const real *score, int visible, int block, int blocks_max, int32_t *ids, real *block_score,
                          real *heap_score);
 
-/* --- moe.c ------------------------------------------------------------------------------------------------------------ */
+/* --- moe.c -------------------------------------------------------------------------------------------------------- */
 
 /* Scratch of a block of rows; sizes in parentheses are reals or ints per row unless said otherwise. */
 typedef struct OP(moe_scratch) {
@@ -115,17 +116,17 @@ typedef struct OP(moe_scratch) {
 } OP(moe_scratch);
 
 /* Router, routed experts in ascending id, shared expert (spec 2.9). x [T, hidden] -> y [T, hidden]. */
-void OP(moe)(const OP(weights) *ws, const cedar_config *c, const cedar_block *b, int per_token, const real *x, int t_count,
-             real *y, OP(moe_scratch) *s);
+void OP(moe)(const OP(weights) * ws, const cedar_config *c, const cedar_block *b, int per_token, const real *x,
+             int t_count, real *y, OP(moe_scratch) * s);
 real OP(sqrt_softplus)(real z);
 
-/* --- engram.c --------------------------------------------------------------------------------------------------------- */
+/* --- engram.c ----------------------------------------------------------------------------------------------------- */
 
 /* Absolute table rows of a token: back[k] = compressed id k positions before it (pad before the start). */
 void OP(engram_hash)(const cedar_config *c, int slot, const int64_t *back, int64_t *rows);
 /* h [n, D] += gate * value, in place (spec 2.10). e, kv, gains: scratch [rows*dim], [(n+1)*D], [2, D]. */
-void OP(engram)(const OP(weights) *ws, const cedar_config *c, const cedar_block *b, const int64_t *rows, real *h, real *e,
-                real *kv, real *gains, OP(linear_scratch) *s);
+void OP(engram)(const OP(weights) * ws, const cedar_config *c, const cedar_block *b, const int64_t *rows, real *h,
+                real *e, real *kv, real *gains, OP(linear_scratch) * s);
 real OP(engram_gate)(real dot);
 
 #endif

@@ -32,29 +32,49 @@ static void carve_worker(arena *a, OP(worker) *w, const cedar_config *c, const c
     uint64_t blocks = c->candidate_source >= 0 ? (uint64_t)c->candidate_blocks : 0, k = longest_k(c);
     uint64_t experts = max_u64((uint64_t)c->experts, (uint64_t)c->draft_experts);
     uint64_t per_token = max_u64((uint64_t)c->experts_per_token, (uint64_t)c->draft_experts_per_token);
-    OP(worker) v = {
-        .x = reals(a, BLOCK * d), .xq = reals(a, BLOCK * d), .att = reals(a, BLOCK * d), .y = reals(a, BLOCK * d),
-        .qr = reals(a, BLOCK * (uint64_t)c->q_lora), .qrq = reals(a, BLOCK * (uint64_t)c->q_lora),
-        .q = reals(a, BLOCK * (uint64_t)c->heads * hd), .kv = reals(a, BLOCK * hd),
+    OP(worker)
+    v = {
+        .x = reals(a, BLOCK * d),
+        .xq = reals(a, BLOCK * d),
+        .att = reals(a, BLOCK * d),
+        .y = reals(a, BLOCK * d),
+        .qr = reals(a, BLOCK * (uint64_t)c->q_lora),
+        .qrq = reals(a, BLOCK * (uint64_t)c->q_lora),
+        .q = reals(a, BLOCK * (uint64_t)c->heads * hd),
+        .kv = reals(a, BLOCK * hd),
         .iq = reals(a, BLOCK * (uint64_t)c->index_heads * (uint64_t)c->index_dim),
         .ig = reals(a, BLOCK * (uint64_t)c->index_heads),
         .u = reals(a, BLOCK * (uint64_t)c->o_groups * (uint64_t)c->o_lora),
         .features = reals(a, BLOCK * (uint64_t)c->target_count * d),
-        .keys = reals(a, keys * hd), .logits = reals(a, keys),
-        .scores = reals(a, entries), .block_scores = reals(a, entries / max_u64((uint64_t)c->candidate_block, 1) + 1),
-        .heap = reals(a, max_u64(topk, blocks)), .names = take(a, blocks * (uint64_t)c->candidate_block, sizeof(int32_t)),
-        .mask = take(a, entries, 1), .wide = take(a, max_u64((uint64_t)c->hc * d, entries), sizeof(double)),
-        .index_keys = reals(a, 4 * (uint64_t)c->index_dim), .latent = reals(a, hd), .index_key = reals(a, (uint64_t)c->index_dim),
+        .keys = reals(a, keys * hd),
+        .logits = reals(a, keys),
+        .scores = reals(a, entries),
+        .block_scores = reals(a, entries / max_u64((uint64_t)c->candidate_block, 1) + 1),
+        .heap = reals(a, max_u64(topk, blocks)),
+        .names = take(a, blocks * (uint64_t)c->candidate_block, sizeof(int32_t)),
+        .mask = take(a, entries, 1),
+        .wide = take(a, max_u64((uint64_t)c->hc * d, entries), sizeof(double)),
+        .index_keys = reals(a, 4 * (uint64_t)c->index_dim),
+        .latent = reals(a, hd),
+        .index_key = reals(a, (uint64_t)c->index_dim),
         .table = reals(a, (uint64_t)c->rope_dim),
         .engram_e = reals(a, (uint64_t)c->engram_rows_per_token * (uint64_t)c->engram_dim),
         .engram_kv = reals(a, (uint64_t)(c->hc + 1) * d),
-        .head = reals(a, BLOCK * HEAD_SLICE), .gains = reals(a, max_u64(2 * d, (uint64_t)c->markov_rank)),
-        .streams = reals(a, BLOCK * (uint64_t)c->hc * d), .mixes = reals(a, BLOCK * (uint64_t)(2 + c->hc) * (uint64_t)c->hc),
+        .head = reals(a, BLOCK * HEAD_SLICE),
+        .gains = reals(a, max_u64(2 * d, (uint64_t)c->markov_rank)),
+        .streams = reals(a, BLOCK * (uint64_t)c->hc * d),
+        .mixes = reals(a, BLOCK * (uint64_t)(2 + c->hc) * (uint64_t)c->hc),
         .linear = { .x = take(a, BLOCK * k, sizeof(double)), .panel = reals(a, PANEL * k), .row = reals(a, k) },
-        .moe = { .score = reals(a, BLOCK * experts), .biased = reals(a, experts), .heap = reals(a, CEDAR_EXPERTS_PER_TOKEN_MAX),
-                 .ids = take(a, BLOCK * per_token, sizeof(int32_t)), .weight = reals(a, BLOCK * per_token),
-                 .xq = reals(a, BLOCK * d), .gather = reals(a, BLOCK * d), .gate = reals(a, BLOCK * (uint64_t)c->moe_dim),
-                 .up = reals(a, BLOCK * (uint64_t)c->moe_dim), .out = reals(a, BLOCK * d) },
+        .moe = { .score = reals(a, BLOCK * experts),
+                 .biased = reals(a, experts),
+                 .heap = reals(a, CEDAR_EXPERTS_PER_TOKEN_MAX),
+                 .ids = take(a, BLOCK * per_token, sizeof(int32_t)),
+                 .weight = reals(a, BLOCK * per_token),
+                 .xq = reals(a, BLOCK * d),
+                 .gather = reals(a, BLOCK * d),
+                 .gate = reals(a, BLOCK * (uint64_t)c->moe_dim),
+                 .up = reals(a, BLOCK * (uint64_t)c->moe_dim),
+                 .out = reals(a, BLOCK * d) },
     };
     if (!w) return;
     *w = v;
@@ -103,7 +123,7 @@ uint64_t OP(workspace_bytes)(const cedar_config *c, const cedar_engine_opts *o, 
     return a.used;
 }
 
-/* --- decoded weights -------------------------------------------------------------------------------------------------- */
+/* --- decoded weights ---------------------------------------------------------------------------------------------- */
 
 typedef struct decode_walk {
     const OP(forward) *f;
@@ -119,11 +139,13 @@ static bool is_vector(const OP(forward) *f, const cedar_tensor_info *t) {
     return t->ndim == 1 || t->slot == &f->env->model->confidence;
 }
 
-/* Vectors are always decoded. Matrices that are read a row at a time (embeddings, Engram tables and gains) never are. */
+/* Vectors are always decoded. Matrices that are read a row at a time (embeddings, Engram tables and gains) never
+ * are. */
 static bool is_decoded(const OP(forward) *f, const cedar_tensor_info *t, bool all) {
     const cedar_model *m = f->env->model;
     bool by_row = t->kind == CEDAR_W_ROWS || t->slot == &m->embed || t->slot == &m->markov_embed;
-    for (int32_t i = 0; i < f->c->layers; i++) by_row |= t->slot == &m->blocks[i].engram_q || t->slot == &m->blocks[i].engram_k;
+    for (int32_t i = 0; i < f->c->layers; i++)
+        by_row |= t->slot == &m->blocks[i].engram_q || t->slot == &m->blocks[i].engram_k;
     return is_vector(f, t) || (all && !by_row);
 }
 
@@ -157,7 +179,8 @@ static cedar_status decode_weights(OP(forward) *f, cedar_err *err) {
     f->decoded = cedar_calloc(w.tensors, sizeof *f->decoded);
     f->decoded_store = cedar_calloc(1, count.used);
     if (!f->decoded || !f->decoded_store)
-        return cedar_fail(err, CEDAR_E_OOM, "no memory for %llu bytes of decoded weights; lower weight_cache_bytes",
+        return cedar_fail(err, CEDAR_E_OOM,
+                          "no memory for %llu bytes of decoded weights; free memory or take a smaller model",
                           (unsigned long long)count.used);
     arena a = { f->decoded_store, 0 };
     w = (decode_walk){ .f = f, .decoded = f->decoded, .a = &a, .scratch = f->workers[0].linear.row, .all = w.all };
