@@ -1,6 +1,6 @@
 -- full-length: what do the forms of bounded replay save, and what do they cost, on sessions of real length on a GPU?
 --
--- Time      about six minutes on one H200; needs a build with CUDA and a GPU with 80 GB or more.
+-- Time      about eight minutes on one H200; needs a build with CUDA and a GPU with 80 GB or more.
 -- Plays     two recorded coding-agent sessions (8 requests, prompts of 9,000 to 14,000 tokens) two at a time on
 --           flash-e32: all 43 layers and the full width of the model, 32 of its experts, seeded weights. Once per arm.
 -- Look at   ttft and trimmed: what the layers behind the cut no longer run; kl and top1 of the arms against exact.

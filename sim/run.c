@@ -786,9 +786,10 @@ static cedar_status idle(run *r, bool *over, cedar_err *err) {
 
 static cedar_status loop(run *r, cedar_err *err) {
     cedar_status st = cedar_lanes_start(r->lanes, &r->events, err);
-    bool over = false;
+    bool over = false, stepped = true;
     while (!st && !over) {
-        if (r->host->stop && *r->host->stop) return cedar_fail(err, CEDAR_E_INTERRUPT, "stopped by the user");
+        /* only right behind a step: a replay of the recording ends there too, and must reach the same events */
+        if (stepped && r->host->stop && *r->host->stop) return cedar_fail(err, CEDAR_E_INTERRUPT, "stopped by the user");
         st = handle_until(r, r->clock.sched_ns, err);
         int64_t plan_start = host_ns();
         if (!st) st = admit_waiting(r, err);
@@ -797,7 +798,8 @@ static cedar_status loop(run *r, cedar_err *err) {
         cedar_step_plan plan;
         bool scored;
         make_plan(r, &plan, &scored);
-        if (plan.entry_count) {
+        stepped = plan.entry_count > 0;
+        if (stepped) {
             st = step(r, &plan, scored, plan_start, err);
             progress(r);
         } else if (r->waiting_count && !due_now(r)) {

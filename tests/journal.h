@@ -52,8 +52,12 @@ typedef struct journal {
     cedar_status (*hardware)(const char *data_dir, const char *name, struct cedar_hardware *out, cedar_err *err);
     int fail_at_step;
     volatile int stop;
-    int stop_at_step;
+    int stop_at_step, stop_at_row, rows_seen;       /* rows of any kind */
 } journal;
+
+static void count_row(journal *l) {
+    if (++l->rows_seen == l->stop_at_row) l->stop = 1;
+}
 
 static cedar_status on_run(void *self, const cedar_run_row *r, cedar_err *err) {
     journal *l = self;
@@ -64,6 +68,7 @@ static cedar_status on_run(void *self, const cedar_run_row *r, cedar_err *err) {
 
 static cedar_status on_session(void *self, const cedar_session_row *r, cedar_err *err) {
     journal *l = self;
+    count_row(l);
     (void)err;
     l->sessions++;
     snprintf(l->session_ends + strlen(l->session_ends), sizeof l->session_ends - strlen(l->session_ends), "%s ",
@@ -77,6 +82,7 @@ static cedar_status on_session(void *self, const cedar_session_row *r, cedar_err
 
 static cedar_status on_request(void *self, const cedar_request_row *r, cedar_err *err) {
     journal *l = self;
+    count_row(l);
     (void)err;
     if (l->requests < 64) l->misses[l->requests] = r->miss;
     l->requests++;
@@ -125,6 +131,7 @@ static cedar_status on_request(void *self, const cedar_request_row *r, cedar_err
 
 static cedar_status on_step(void *self, const cedar_step_row *r, cedar_err *err) {
     journal *l = self;
+    count_row(l);
     if (l->steps < 20000) l->step_ns[l->steps] = r->duration_ns;
     l->steps++;
     ck_assert_int_eq(r->step_id, (int64_t)l->steps);
@@ -143,6 +150,7 @@ static cedar_status on_step(void *self, const cedar_step_row *r, cedar_err *err)
 
 static cedar_status on_quality(void *self, const cedar_quality_row *r, cedar_err *err) {
     journal *l = self;
+    count_row(l);
     (void)err;
     l->quality++;
     l->kl_sum += r->kl_pq + r->kl_qp + r->js + fabs(r->logp_p - r->logp_q) + r->ratio_max + !r->top1_same;

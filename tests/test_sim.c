@@ -533,6 +533,31 @@ START_TEST(stop_ends_between_steps) {
 }
 END_TEST
 
+/* Wherever the wish to stop arrives, a replay of what was recorded reaches the same events. */
+START_TEST(stopped_runs_replay_to_the_same_events) {
+    int stopped = 0;
+    for (int row = 1; row < 200; row++) {
+        journal *l = calloc(1, sizeof *l), *again = calloc(1, sizeof *l);
+        cedar_run_result a, b;
+        cedar_err err = { 0 };
+        l->stop_at_row = row;
+        cedar_status st = play_run(real_traces, REAL "requests_max=12", l, NULL, &a, &err);
+        cedar_recorded rec = { l->step_ns, l->steps, 0 };
+        again->stop_at_step = (int)l->steps;
+        if (st == CEDAR_E_INTERRUPT && l->steps) {
+            stopped++;
+            ck_assert_int_eq(play_run(real_traces, REAL "requests_max=12 clock=recorded", again, &rec, &b, &err),
+                             CEDAR_E_INTERRUPT);
+            ck_assert_msg(a.event_hash == b.event_hash, "stopped after row %d, step %d", row, (int)l->steps);
+            ck_assert(strcmp(l->rows, again->rows) == 0);
+        }
+        journal_free(l);
+        journal_free(again);
+    }
+    ck_assert_int_ge(stopped, 50);
+}
+END_TEST
+
 START_TEST(failures_are_written_down_and_leak_nothing) {
     cedar_run_result a;
     cedar_err err = { 0 };
@@ -699,6 +724,7 @@ int main(void) {
     tcase_add_test(runs, steps_may_be_short);
     tcase_add_test(runs, prompt_scores_cover_every_new_row);
     tcase_add_test(runs, stop_ends_between_steps);
+    tcase_add_test(runs, stopped_runs_replay_to_the_same_events);
     tcase_add_test(runs, failures_are_written_down_and_leak_nothing);
     tcase_add_test(runs, no_allocation_failure_leaks);
     tcase_add_test(runs, impossible_options_are_refused);
