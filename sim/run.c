@@ -789,7 +789,8 @@ static cedar_status loop(run *r, cedar_err *err) {
     bool over = false, stepped = true;
     while (!st && !over) {
         /* only right behind a step: a replay of the recording ends there too, and must reach the same events */
-        if (stepped && r->host->stop && *r->host->stop) return cedar_fail(err, CEDAR_E_INTERRUPT, "stopped by the user");
+        if (stepped && r->host->stop && *r->host->stop)
+            return cedar_fail(err, CEDAR_E_INTERRUPT, "stopped by the user");
         st = handle_until(r, r->clock.sched_ns, err);
         int64_t plan_start = host_ns();
         if (!st) st = admit_waiting(r, err);

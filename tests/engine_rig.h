@@ -11,6 +11,7 @@
 #include "base/mem.h"
 #include "base/rng.h"
 #include "engine/engine.h"
+#include "tests/sanitized.h"
 
 enum { TOKENS_MAX = 320 };
 
