@@ -350,7 +350,9 @@ static cedar_status put_cards(const page *p, cedar_err *err) {
     size_t at = (size_t)snprintf(sql, sizeof sql,
         "WITH s AS MATERIALIZED (SELECT * FROM v_summary), "
         "b AS (SELECT * FROM s ORDER BY replay <> 'exact', run_id LIMIT 1) "
-        "SELECT s.run_id, s.label, s.replay, s.status, s.run_id = b.run_id, s.requests, b.label");
+        "SELECT s.run_id, s.label, "
+        "s.replay || CASE s.clock WHEN 'modelled' THEN ', modelled time' ELSE '' END, "
+        "s.status, s.run_id = b.run_id, s.requests, b.label");
     for (int i = 0; i < MEASURES; i++)
         at += (size_t)snprintf(sql + at, sizeof sql - at, ", s.%s, CAST(s.%s AS REAL) / b.%s", measures[i].column,
                                measures[i].column, measures[i].column);

@@ -6,13 +6,16 @@
 
 #define RUN_NAME "printf('%d %s', run_id, label)"
 
+/* The same where measured and modelled figures stand in one column. */
+#define CLOCKED_RUN_NAME RUN_NAME " || CASE clock WHEN 'modelled' THEN ' (modelled)' ELSE '' END"
+
 static const reports_table tables[] = {
     { "summary",
       "Summary",
       "Latencies over kept requests (profiling phase, no error). Interactivity p90 is 1 / p90(ITL), the slow tail. "
       "Total "
       "tok/s includes cached input. Quality compares each arm with exact recomputation on the same tokens.",
-      "SELECT " RUN_NAME
+      "SELECT " CLOCKED_RUN_NAME
       ", replay, requests, ttft_p50_ms, ttft_p90_ms, itl_p50_ms, itl_p90_ms, intvty_p90, total_tok_s,"
       " output_tok_s, hit_rate, kv_bytes_peak, window_bytes_peak, kl_mean, kl_p99, top1_rate, dlogp_mean "
       "FROM v_summary ORDER BY run_id",
@@ -37,8 +40,10 @@ static const reports_table tables[] = {
       "Speed floor",
       "Holds when 1 / the percentile of ITL reaches the floor. TTFT stands beside it because speed can be bought with "
       "it: p90 up to 5 s is acceptable for online use.",
-      "SELECT " RUN_NAME ", floor_mode, floor_tok_s_user, floor_percentile, tok_s_user, CASE met WHEN 1 THEN 'yes' "
-      "ELSE 'NO' END, ttft_p50_ms, ttft_p90_ms, total_tok_s FROM v_floor ORDER BY run_id",
+      "SELECT " CLOCKED_RUN_NAME
+      ", floor_mode, floor_tok_s_user, floor_percentile, tok_s_user, CASE met WHEN 1 THEN 'yes' ELSE 'NO' END, "
+      "ttft_p50_ms, ttft_p90_ms, total_tok_s "
+      "FROM (SELECT f.*, r.clock FROM v_floor f JOIN runs r USING (run_id)) ORDER BY run_id",
       { { "run", REPORTS_TEXT },
         { "mode", REPORTS_TEXT },
         { "floor tok/s/user", REPORTS_NUMBER },

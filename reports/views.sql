@@ -301,7 +301,7 @@ WITH times AS (
            MAX(CASE metric WHEN 'itl' THEN p90_ns END) / 1e6 AS itl_p90_ms,
            1e9 / MAX(CASE metric WHEN 'itl' THEN p90_ns END) AS intvty_p90
     FROM v_latency GROUP BY run_id)
-SELECT u.run_id, u.label, u.replay, u.lanes, u.status, p.kept AS requests, p.excluded_phase, p.excluded_error,
+SELECT u.run_id, u.label, u.replay, u.clock, u.lanes, u.status, p.kept AS requests, p.excluded_phase, p.excluded_error,
        u.requests_unfinished, t.ttft_p50_ms, t.ttft_p90_ms, t.itl_p50_ms, t.itl_p90_ms, t.intvty_p90,
        h.total_tok_s, h.output_tok_s, c.hit_rate, c.hit_rate_theory, c.replayed_tokens, c.trimmed_tokens,
        m.kv_bytes_peak, m.window_bytes_peak, q.positions AS quality_positions, q.kl_mean, q.kl_p99, q.top1_rate,

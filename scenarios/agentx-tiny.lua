@@ -4,8 +4,7 @@
 -- Plays     six recorded coding-agent sessions on the tiny model at 1/64 of their length, by the AgentX rules: lanes
 --           enter their sessions in the middle, primers and warm-up requests are not scored, and sessions are recycled
 --           until the time is over. Shorter prompts and a short phase break locks of the rules, so unsafe_override is
---           set and no point of this file is a valid submission; with length_scale = 1, duration_s left alone and a
---           model that is fast enough the same file makes valid points.
+--           set and no point of this file is a valid submission.
 -- Look at   p90 interactivity against total tok/s, the front of each arm, and its value at the floor. TTFT stands
 --           beside every speed: a floor can be bought with it.
 

@@ -5,8 +5,8 @@
 --           warm-up request a lane), real layer shapes with 128 experts on one H200. All arms have the same memory:
 --           exact and decoder keep stored windows in it, encoder and both have it all for KV pages.
 -- Look at   p90 interactivity against total tok/s, the front of each arm, its value at 150, and TTFT beside it. Every
---           figure is modelled: it moves with the efficiencies in scenarios/hardware/h200.lua. Other hardware:
---           cedar run scenarios/agentx150.lua hardware=gb300-tp4 model=flash
+--           figure is modelled: it moves with the efficiencies in scenarios/hardware/h200.lua. A point is
+--           valid when it kept the rules; modelled time and a reduced model are no submission.
 
 local base = {
   rules = "agentx-fast", model = "flash-e128", clock = "modelled", hardware = "h200",
@@ -34,5 +34,6 @@ end
 
 for _, replay in ipairs { "exact", "decoder", "encoder", "both" } do
   local steffen, linear = fronts[replay]:at(150)
-  print(replay, "tok/s at 150 tok/s/user (modelled):", steffen or "outside the front", linear or "")
+  print(string.format("%-8s tok/s at 150 tok/s/user (modelled): %s", replay, steffen and
+    string.format("%.0f on the Steffen curve, %.0f on straight lines", steffen, linear) or "outside the front"))
 end

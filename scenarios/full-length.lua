@@ -2,7 +2,7 @@
 --
 -- Time      about eight minutes on one H200; needs a build with CUDA and a GPU with 80 GB or more.
 -- Plays     two recorded coding-agent sessions (8 requests, prompts of 9,000 to 14,000 tokens) two at a time on
---           flash-e32: all 43 layers and the full width of the model, 32 of its experts, seeded weights. Once per arm.
+--           flash-e32: all 40 layers and the full width of the model, 32 of its experts, seeded weights. Once per arm.
 -- Look at   ttft and trimmed: what the layers behind the cut no longer run; kl and top1 of the arms against exact.
 -- Seeded weights: speeds are those of this engine on this shape; the size of the errors says nothing about the model.
 

@@ -79,9 +79,10 @@ static const cedar_verb verbs[] = {
       "  cedar plan --model tiny --context 4096 --seqs 8\n",
       cedar_cli_plan },
     { "check-golden", "compare the engine with golden vectors",
-      "usage: cedar check-golden DIR... [--backend cpu] [--arith wide|f32|bf16] [--threads N] [-v]\n"
+      "usage: cedar check-golden DIR... [--backend cpu|cuda] [--arith wide|f32|bf16] [--threads N] [-v]\n"
       "\n"
       "Each DIR holds a checkpoint, golden.safetensors and manifest.json. Exit code 4 when a quantity misses.\n"
+      "Directories of the oracle's precision \"ref\" (names ending in -ref) hold with --arith bf16 only.\n"
       "\n"
       "example:\n"
       "  cedar check-golden tests/golden/tiny-s1 --arith wide -v\n",

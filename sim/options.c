@@ -642,7 +642,7 @@ static cedar_status check_rules(const cedar_run_opts *o, cedar_err *err) {
     char names[256];
     if (cedar_opts_locks(o, names, sizeof names) && !o->unsafe_override)
         return cedar_fail(err, CEDAR_E_ARG,
-                          "rules = \"%s\" lock %s (duration_s: at least 900); set unsafe_override = true "
+                          "rules = \"%s\" lock %s; duration_s is at least 900; set unsafe_override = true "
                           "to change them all the same: the run is then not a valid submission",
                           cedar_opts_get(o, "rules"), names);
     if (o->start_lo_ppb > o->start_hi_ppb)

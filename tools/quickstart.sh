@@ -8,7 +8,7 @@ cat <<'TEXT'
 Look at:
   quickstart.html                 the report with charts; open it in a browser
   ./cedar report quickstart.db    the same as text
-  sqlite3 quickstart.db           the results themselves; docs/METRICS.md explains every table and view
+  sqlite3 quickstart.db           the results themselves; docs/METRICS.md explains every view
 Go on with:
   ./cedar replay quickstart.db    plays it again and compares event for event
   ./cedar help                    all verbs
