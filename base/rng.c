@@ -1,20 +1,10 @@
 /* Random numbers. */
 #include "base/rng.h"
 
-uint64_t cedar_mix64(uint64_t x) {
-    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ull;
-    x = (x ^ (x >> 27)) * 0x94D049BB133111EBull;
-    return x ^ (x >> 31);
-}
-
 uint64_t cedar_rng_key(uint64_t seed, const char *name) {
     uint64_t h = cedar_mix64(seed ^ 0x6365646172ull);
     for (; *name; name++) h = cedar_mix64((h ^ (uint8_t)*name) + 0x9E3779B97F4A7C15ull);
     return h;
-}
-
-uint64_t cedar_rng_below(uint64_t key, uint64_t counter, uint64_t bound) {
-    return (uint64_t)(((unsigned __int128)cedar_rng_at(key, counter) * bound) >> 64);
 }
 
 /* --- numpy's SeedSequence and PCG64 ---------------------------------------------------------------------------- */
