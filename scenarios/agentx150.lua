@@ -1,6 +1,6 @@
 -- agentx150: how much throughput is left at 150 tok/s per user on described hardware, exact against bounded replay?
 --
--- Time      15 seconds: no GPU and no numerics, steps are priced by the cost model (clock = "modelled")
+-- Time      ten seconds: no GPU and no numerics, steps are priced by the cost model (clock = "modelled")
 -- Plays     48 recorded coding-agent sessions at full length by the AgentX rules (the fast ones: 20 minutes, one
 --           warm-up request a lane), real layer shapes with 128 experts on one H200. All arms have the same memory:
 --           exact and decoder keep stored windows in it, encoder and both have it all for KV pages.

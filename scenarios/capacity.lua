@@ -1,6 +1,6 @@
 -- capacity: how many agents fit in the memory of described hardware, with stored windows and with encoder replay?
 --
--- Time      15 seconds (clock = "modelled": no GPU, no numerics)
+-- Time      ten seconds (clock = "modelled": no GPU, no numerics)
 -- Plays     48 recorded coding-agent sessions at full length, more and more lanes, and the KV pages that 1.5 GB
 --           hold. With stored windows a part of the memory goes to them; with encoder replay all of it holds KV pages.
 -- Look at   the hit rate: while the agents' contexts fit it stays near its best, then it falls, and TTFT rises with it.
