@@ -1462,7 +1462,7 @@ END_TEST
 static Suite *suite(void) {
     Suite *s = suite_create("engine");
     TCase *t = tcase_create("one result");
-    tcase_set_timeout(t, 120);
+    tcase_set_timeout(t, 600);
     tcase_add_loop_test(t, chunks_do_not_matter, 0, 6);
     tcase_add_loop_test(t, options_do_not_matter, 0, 6);
     tcase_add_loop_test(t, batches_do_not_matter, 0, 4);
@@ -1471,7 +1471,7 @@ static Suite *suite(void) {
     tcase_add_test(t, tokens_and_picks_are_reported);
     suite_add_tcase(s, t);
     t = tcase_create("replay");
-    tcase_set_timeout(t, 120);
+    tcase_set_timeout(t, 600);
     tcase_add_loop_test(t, hits_leave_cached_rows_alone, 0, 6);
     tcase_add_loop_test(t, nothing_stale_is_read, 0, 4);      /* the second model in double only */
     tcase_add_test(t, all_window_slots_are_written);
@@ -1483,7 +1483,7 @@ static Suite *suite(void) {
     tcase_add_loop_test(t, decoder_fronts_are_where_they_should_be, 0, 9);
     suite_add_tcase(s, t);
     t = tcase_create("stored windows and rollback");
-    tcase_set_timeout(t, 120);
+    tcase_set_timeout(t, 600);
     tcase_add_loop_test(t, stored_windows_continue_exactly, 0, 6);
     tcase_add_loop_test(t, stored_windows_keep_a_replays_bounds, 0, 6);
     tcase_add_test(t, stored_windows_of_another_kind_are_refused);
@@ -1494,7 +1494,7 @@ static Suite *suite(void) {
     tcase_add_test(t, models_without_a_drafter_say_so);
     suite_add_tcase(s, t);
     t = tcase_create("refusals and memory");
-    tcase_set_timeout(t, 60);
+    tcase_set_timeout(t, 600);
     tcase_add_test(t, rollbacks_have_limits);
     tcase_add_test(t, bad_plans_are_refused);
     tcase_add_test(t, steps_have_a_size);

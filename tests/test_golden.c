@@ -378,11 +378,11 @@ END_TEST
 static Suite *suite(void) {
     Suite *s = suite_create("golden");
     TCase *t = tcase_create("vectors");
-    tcase_set_timeout(t, 120);
+    tcase_set_timeout(t, 600);
     tcase_add_loop_test(t, every_directory_passes, 0, 3);
     suite_add_tcase(s, t);
     t = tcase_create("planted faults");
-    tcase_set_timeout(t, 60);
+    tcase_set_timeout(t, 600);
     tcase_add_test(t, each_quantity_complains_alone);
     tcase_add_loop_test(t, a_flipped_bit_is_found, 0, FAULTS);
     tcase_add_test(t, layers_before_a_wrong_weight_do_not_complain);
@@ -390,7 +390,7 @@ static Suite *suite(void) {
     tcase_add_test(t, bf16_vectors_notice_a_weight);
     suite_add_tcase(s, t);
     t = tcase_create("broken directories");
-    tcase_set_timeout(t, 60);
+    tcase_set_timeout(t, 600);
     tcase_add_test(t, broken_manifests_are_named);
     tcase_add_test(t, broken_vectors_are_named);
     tcase_add_test(t, missing_folders_are_named);

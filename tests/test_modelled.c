@@ -147,7 +147,7 @@ END_TEST
 int main(void) {
     Suite *s = suite_create("modelled");
     TCase *t = tcase_create("runs");
-    tcase_set_timeout(t, 120);
+    tcase_set_timeout(t, 600);
     tcase_add_test(t, twice_the_same_to_the_nanosecond);
     tcase_add_test(t, with_and_without_an_engine_the_same_schedule);
     tcase_add_test(t, launches_and_hardware_have_a_price);

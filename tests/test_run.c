@@ -70,7 +70,7 @@ END_TEST
 int main(void) {
     Suite *s = suite_create("run");
     TCase *t = tcase_create("run");
-    tcase_set_timeout(t, 120);
+    tcase_set_timeout(t, 600);
     tcase_add_loop_test(t, exact_against_exact_is_zero, 0, 5);
     tcase_add_test(t, approximations_show_and_halos_remove_them);
     tcase_add_test(t, threads_and_repeats_change_nothing);
