@@ -8,7 +8,7 @@
 #   slow_NAME                 tests/slow_NAME.py: one test, skipped where python3 has no numpy
 # A line "SKIP what: reason" of a suite turns one passed test into a skipped one, and is shown.
 #   CEDAR_TESTS=slow          only tests tagged "slow", which are left out otherwise
-#   CEDAR_SUITE_S=N           seconds a suite may take (default 900)
+#   CEDAR_SUITE_S=N           seconds a suite may take (default 1800)
 #   CEDAR_TALLY=FILE          appends "passed failed skipped" there instead of printing the totals
 set -u
 build=$1
@@ -38,13 +38,13 @@ run_suite() {
     local name=$1 tap=$logs/$1.tap out=$logs/$1.out start passed failed skipped planned rc why=
     rm -f "$tap"
     start=$(now_ms)
-    CK_TAP_LOG_FILE_NAME=$tap timeout -k 10 "${CEDAR_SUITE_S:-900}" "$build/tests/$name" >"$out" 2>&1
+    CK_TAP_LOG_FILE_NAME=$tap timeout -k 10 "${CEDAR_SUITE_S:-1800}" "$build/tests/$name" >"$out" 2>&1
     rc=$?
     [ -f "$tap" ] || : >"$tap"
     passed=$(count '^ok ' "$tap") failed=$(count '^not ok ' "$tap") skipped=$(count '^SKIP ' "$out")
     planned=$(sed -n 's/^1\.\.//p' "$tap" | tail -n 1)
     if [ $rc -eq 124 ] || [ $rc -eq 137 ]; then
-        why="was stopped after ${CEDAR_SUITE_S:-900} s"
+        why="was stopped after ${CEDAR_SUITE_S:-1800} s"
     elif [ $rc -gt 128 ]; then
         why="crashed with signal $((rc - 128))"
     elif [ -z "$planned" ] || [ "$planned" -ne $((passed + failed)) ]; then
