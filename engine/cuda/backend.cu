@@ -42,9 +42,9 @@ struct work {
     int64_t *engram;                    /* [engram layers, 3, CEDAR_ENGRAM_ROWS_MAX] multipliers, primes, offsets */
     cedar_layout *layout;
     uint32_t *active, *kept, *logit_rows;
-    /* bf16 only: FP8 codes of the layer's input (by row), of the low-rank query, of whatever is multiplied next, of
-     * pairs */
-    dev_codes cx, cq, ct, ca;
+    /* bf16 only, packed activations: the block's input and the same through FP8 (by row), the low-rank query, whatever
+     * is multiplied next, attention outputs by group, pairs */
+    uint16_t *px, *pxq, *pq, *pt, *po, *pa;
     expert_tiles tiles;
     attention_work attention;
 };
@@ -140,12 +140,7 @@ static void carve_rows(carver &m, dev &d, const cedar_config *c, const cedar_eng
     d.engram_ids = (int64_t *)m.take(r * max_u64(1, c->engram_rows_per_token), 8);
 }
 
-static dev_codes take_codes(carver &m, uint64_t rows, uint64_t k) {
-    dev_codes c;
-    c.code = (uint8_t *)m.take(rows * k, 1);
-    c.scale = (uint8_t *)m.take(rows * k / 32, 1);
-    return c;
-}
+static uint16_t *take_packed(carver &m, uint64_t rows, int64_t k) { return (uint16_t *)m.take(rows * (uint64_t)padded(k), 2); }
 
 /* What only the tensor-core path needs. */
 static void carve_tensor(carver &m, work &w, const cedar_config *c, uint64_t r) {
@@ -154,16 +149,17 @@ static void carve_tensor(carver &m, work &w, const cedar_config *c, uint64_t r) 
     uint64_t widest =
         max_u64(max_u64((uint64_t)c->o_groups * c->o_lora, (uint64_t)c->engram_rows_per_token * c->engram_dim),
                 max_u64((uint64_t)c->target_count * c->hidden, c->hidden));
-    w.cx = take_codes(m, r, c->hidden);
-    w.cq = take_codes(m, r, c->q_lora);
-    w.ct = take_codes(m, r, widest);
-    w.ca = take_codes(m, pairs * (k + 1), c->moe_dim);
+    w.px = take_packed(m, r, c->hidden);
+    w.pxq = take_packed(m, r, c->hidden);
+    w.pq = take_packed(m, r, c->q_lora);
+    w.pt = take_packed(m, r, (int64_t)widest);
+    w.po = take_packed(m, r * (uint64_t)c->o_groups, (int64_t)c->heads * c->head_dim / c->o_groups);
+    w.pa = take_packed(m, pairs * (k + 1), c->moe_dim);
     w.tiles.tiles_max = tensor_tiles_max((uint32_t)pairs, (int)k, (int)max_u64(c->experts, c->draft_experts));
     w.tiles.pairs = (uint32_t *)m.take(pairs * k, 4);
     w.tiles.tile_expert = (int32_t *)m.take(w.tiles.tiles_max, 4);
     w.tiles.tile_first = (uint32_t *)m.take(w.tiles.tiles_max, 4);
     w.tiles.tile_count = (uint32_t *)m.take(w.tiles.tiles_max, 4);
-    w.tiles.tile_total = (uint32_t *)m.take(1, 4);
     uint64_t rows = r < ATTENTION_BATCH ? r : ATTENTION_BATCH;
     w.attention.keys_max = (c->window + c->index_topk + 63) / 64 * 64;
     w.attention.keys = (dev_key *)m.take(rows * w.attention.keys_max, sizeof(dev_key));
@@ -419,6 +415,7 @@ static cedar_status cuda_open(const cedar_model *m, const cedar_engine_opts *o, 
     b->l = *l;
     b->use_graphs = !o->eager;
     cedar_status st = check(cudaStreamCreateWithFlags(&b->stream, cudaStreamNonBlocking), "making a stream", err);
+    if (!st) st = check(tensor_prepare(), "setting up kernels", err);
     if (!st) st = upload_weights(b, err);
     if (!st) st = take_memory(b, err);
     if (!st) st = fill_constants(b, err);
@@ -521,30 +518,19 @@ template <class A> struct forward {
     dev_rows by_place(void *base, int64_t ld) const { return dev_rows{ base, ld, false }; }
     static constexpr bool tensor = std::is_same<A, bf16>::value;
 
-    /* BF16 weights, or FP8 ones on an input that is not quantised; x are values. */
-    void linear(const cedar_weight &w, dev_rows x, void *y, bool round) { linear_groups(w, 1, x, y, round); }
-    void linear_groups(const cedar_weight &w, int groups, dev_rows x, void *y, bool round) {
-        int64_t rows = w.rows / groups;
-        if constexpr (tensor)
-            if (w.cols % 32 == 0 && (w.kind == CEDAR_W_BF16 || w.kind == CEDAR_W_TILES)) {
-                tensor_plain(W(w), groups, (const float *)x.base, x.ld, x.indexed ? d.active : NULL, n, 0, rows,
-                             (float *)y, w.rows, round, s);
-                return;
-            }
-        for (int g = 0; g < groups; g++) {
-            dev_rows part = { (real *)x.base + g * w.cols, x.ld, x.indexed };
-            launch_linear<A>(d, n, W(w), g * rows, rows, part, by_place((real *)y + g * rows, w.rows), round, s);
-        }
+    operand packed(const uint16_t *x, bool indexed) const {
+        return operand{ x, indexed ? d.active : NULL, 1, 0, !few_rows(n) };
     }
-
-    /* FP8 linear of a quantised input: x its values, c its codes (made by pack, same row numbers). */
-    void pack(const dev_rows &x, const dev_codes &c) {
-        if constexpr (tensor) tensor_pack((const float *)x.base, c, x.indexed ? d.active : NULL, n, x.ld, s);
-    }
-    void linear8(const cedar_weight &w, dev_rows x, const dev_codes &c, void *y) {
+    /* Packs rows for the linear layers that follow; `quantised`: through FP8Q32. */
+    void pack(const dev_rows &x, int64_t k_count, bool quantised, uint16_t *out) {
         if constexpr (tensor)
-            tensor_codes(W(w), 0, w.rows, c, row_map{ x.indexed ? d.active : NULL, 1, 0 }, n, (float *)y, w.rows, s);
-        else launch_linear<A>(d, n, W(w), 0, w.rows, x, by_place(y, w.rows), true, s);
+            tensor_pack((const float *)x.base, x.ld, x.indexed ? d.active : NULL, n, k_count, quantised, !few_rows(n),
+                        out, s);
+    }
+    /* x its values (of the other arithmetics), p the same packed, under the same row numbers. */
+    void linear(const cedar_weight &w, dev_rows x, const uint16_t *p, void *y, bool round) {
+        if constexpr (tensor) tensor_linear(W(w), packed(p, x.indexed), n, (float *)y, w.rows, round, s);
+        else launch_linear<A>(d, n, W(w), 0, w.rows, x, by_place(y, w.rows), round, s);
     }
     hc_site site(const cedar_weight &fn, const cedar_weight &base, const cedar_weight &scale) const {
         return hc_site{ W(fn), W(base), W(scale) };
@@ -559,8 +545,8 @@ template <class A> struct forward {
             tap_rows(b, CEDAR_TAP_ENGRAM_ROWS, layer, plan, list, n, d.engram_ids, true, d.engram_rows,
                      (uint32_t)d.engram_rows, TAP_BYTES, 8);
             dev_rows e_rows = by_place(b->w.e, (int64_t)c->engram_rows_per_token * c->engram_dim);
-            pack(e_rows, b->w.ct);
-            linear8(k->engram_wkv, e_rows, b->w.ct, b->w.ekv);
+            pack(e_rows, e_rows.ld, true, b->w.pt);
+            linear(k->engram_wkv, e_rows, b->w.pt, b->w.ekv, true);
             launch_engram_gate<A>(d, n, W(k->engram_q), W(k->engram_k), b->w.ekv, s);
         }
         if (!draft && c->is_target[layer]) {
@@ -569,19 +555,21 @@ template <class A> struct forward {
             launch_feature<A>(d, n, slot, s);
         }
         launch_hc<A>(d, n, site(k->hc_attn_fn, k->hc_attn_base, k->hc_attn_scale), d.pre_attn, s);
-        launch_collapse<A>(d, n, d.pre, W(k->attn_norm), d.x, d.xq, true, s);
-        pack(by_row(d.xq, c->hidden), b->w.cx);
-        linear8(k->wkv, by_row(d.xq, c->hidden), b->w.cx, b->w.kv);
+        launch_collapse<A>(d, n, d.pre, W(k->attn_norm), d.x, tensor ? NULL : d.xq, true, s);
+        pack(by_row(d.x, c->hidden), c->hidden, true, b->w.pxq);
+        linear(k->wkv, by_row(d.xq, c->hidden), b->w.pxq, b->w.kv, true);
         launch_window_rows<A>(d, n, W(k->kv_norm), b->w.kv, kind, s);
         if (draft) return;
         tap_rows(b, CEDAR_TAP_WINDOW, layer, plan, list, n, d.window_rows, true, b->l.ring_row_bytes,
                  b->l.ring_row_bytes, TAP_BYTES, 1);
+        if (c->is_kv_source[layer] || c->is_index_source[layer])
+            pack(by_row(d.x, c->hidden), c->hidden, false, b->w.px);
         if (!c->is_kv_source[layer]) return;
         bool group = c->ratio[layer] > 1;
-        linear(k->comp_wkv, by_row(d.x, c->hidden), b->w.kv, false);
+        linear(k->comp_wkv, by_row(d.x, c->hidden), b->w.px, b->w.kv, false);
         launch_comp_store<A>(d, n, b->w.kv, 0, !group, s);
         if (group) {
-            linear(k->comp_wgate, by_row(d.x, c->hidden), b->w.kv, false);
+            linear(k->comp_wgate, by_row(d.x, c->hidden), b->w.px, b->w.kv, false);
             launch_comp_store<A>(d, n, b->w.kv, 1, false, s);
         }
         groups(k, layer);
@@ -608,9 +596,9 @@ template <class A> struct forward {
     void select(const cedar_block *k, int32_t layer) {
         int part = b->l.part_of[c->kv_source_of[layer]], ratio = c->ratio[layer];
         bool restricted = pooled && layer != c->candidate_source;
-        linear8(k->index_wq_b, by_place(b->w.qr, c->q_lora), b->w.cq, b->w.iq);
+        linear(k->index_wq_b, by_place(b->w.qr, c->q_lora), b->w.pq, b->w.iq, true);
         launch_rope_heads<A>(d, n, b->w.iq, c->index_heads, c->index_dim, 1, 1, s);
-        linear(k->index_weights_proj, by_row(d.x, c->hidden), b->w.ig, true);
+        linear(k->index_weights_proj, by_row(d.x, c->hidden), b->w.px, b->w.ig, true);
         launch_index_query<A>(d, n, b->w.iq, b->w.ig, s);
         for (uint32_t first = 0; first < n; first += SCORE_BATCH) {
             uint32_t count = n - first < SCORE_BATCH ? n - first : SCORE_BATCH;
@@ -629,55 +617,70 @@ template <class A> struct forward {
     }
 
     void query(const cedar_block *k, int kind) {
-        linear8(k->wq_a, by_row(d.xq, c->hidden), b->w.cx, b->w.qr);
-        launch_norm<A>(d, n, W(k->q_norm), b->w.qr, c->q_lora, b->w.qr, s);     /* only its FP8 round trip is used */
-        pack(by_place(b->w.qr, c->q_lora), b->w.cq);
-        linear8(k->wq_b, by_place(b->w.qr, c->q_lora), b->w.cq, b->w.q);
+        linear(k->wq_a, by_row(d.xq, c->hidden), b->w.pxq, b->w.qr, true);
+        launch_norm<A>(d, n, W(k->q_norm), b->w.qr, c->q_lora, tensor ? NULL : b->w.qr, s);
+        pack(by_place(b->w.qr, c->q_lora), c->q_lora, true, b->w.pq);
+        linear(k->wq_b, by_place(b->w.qr, c->q_lora), b->w.pq, b->w.q, true);
         launch_rope_heads<A>(d, n, b->w.q, c->heads, c->head_dim, kind, 1, s);
+    }
+
+    /* w.u = each group of heads of w.q times its rows of w. */
+    void grouped(const cedar_weight &w, int64_t k_count) {
+        int groups = c->o_groups;
+        int64_t rows = w.rows / groups;
+        if constexpr (tensor) {
+            tensor_pack((const float *)b->w.q, k_count, NULL, n * (uint32_t)groups, k_count, false, !few_rows(n),
+                        b->w.po, s);
+            tensor_groups(W(w), groups, operand{ b->w.po, NULL, groups, 0, !few_rows(n) }, n, (float *)b->w.u, w.rows,
+                          s);
+        } else {
+            for (int g = 0; g < groups; g++)
+                launch_linear<A>(d, n, W(w), g * rows, rows, by_place((real *)b->w.q + g * k_count, groups * k_count),
+                                 by_place((real *)b->w.u + g * rows, w.rows), true, s);
+        }
     }
 
     void output(const cedar_block *k, int kind) {
         int64_t width = (int64_t)c->heads * c->head_dim, u_width = (int64_t)c->o_groups * c->o_lora;
         launch_rope_heads<A>(d, n, b->w.q, c->heads, c->head_dim, kind, -1, s);
         if (b->o.wo_a_fp8) launch_quantise<A>(b->w.q, b->w.q, n * width / 32, s);
-        linear_groups(k->wo_a, c->o_groups, by_place(b->w.q, width), b->w.u, true);
+        grouped(k->wo_a, width / c->o_groups);
         if (!tensor) launch_quantise<A>(b->w.u, b->w.u, n * u_width / 32, s);
-        pack(by_place(b->w.u, u_width), b->w.ct);
-        linear8(k->wo_b, by_place(b->w.u, u_width), b->w.ct, b->w.att);
+        pack(by_place(b->w.u, u_width), u_width, true, b->w.pt);
+        linear(k->wo_b, by_place(b->w.u, u_width), b->w.pt, b->w.att, true);
         launch_expand<A>(d, n, b->w.att, s);
     }
 
-    void experts_of(uint32_t count, const dev_moe &m, const real *xq, real *y) {
+    void experts_of(uint32_t count, const dev_moe &m, const real *x, const real *xq, real *y) {
         if constexpr (!tensor) {
             launch_moe<A>(d, count, m, xq, y, s);
         } else {
             int slots = m.per_token + 1;
+            bool woven = !few_rows(count);
             expert_tiles t = b->w.tiles;
-            t.tiles_max = tensor_tiles_max(count, m.per_token, m.experts);
-            bool few = count * (uint32_t)m.per_token <= 4 * (uint32_t)m.experts;
-            dev_codes shared = { b->w.ca.code, b->w.ca.scale };
+            tensor_tiles(count, m.per_token, m.experts, &t);
             launch_route<A>(count, m, s);
             tensor_sort(m.ids, count, m.per_token, m.experts, t, s);
-            tensor_pack(xq, b->w.ct, NULL, count, c->hidden, s);
+            tensor_pack(x, c->hidden, NULL, count, c->hidden, true, woven, b->w.pt, s);
             float *a = (float *)m.a, *g = (float *)m.b, *out = (float *)m.out;
             int64_t ld = m.moe_dim, shared_at = m.per_token * ld;
-            tensor_experts(m.w1, ld, c->hidden, b->w.ct, slots, t, few, a, ld, s);
-            tensor_experts(m.w3, ld, c->hidden, b->w.ct, slots, t, few, g, ld, s);
-            tensor_codes(m.shared1, 0, ld, b->w.ct, row_map{ NULL, 1, 0 }, count, a + shared_at, slots * ld, s);
-            tensor_codes(m.shared3, 0, ld, b->w.ct, row_map{ NULL, 1, 0 }, count, g + shared_at, slots * ld, s);
+            operand px = { b->w.pt, NULL, 1, 0, woven }, pa = { b->w.pa, NULL, slots, m.per_token, woven };
+            tensor_experts(m.w1, 2, 2 * m.experts, ld, b->w.pt, woven, slots, t, a, g, ld, s);
+            tensor_linear_two(m.shared1, m.shared3, px, count, a + shared_at, g + shared_at, slots * ld, true, s);
             launch_act<A>(count, m, s);
-            tensor_pack((const float *)m.aq, b->w.ca, NULL, count * (uint32_t)slots, ld, s);
-            tensor_experts(m.w2, c->hidden, ld, b->w.ca, 1, t, few, out, c->hidden, s);
-            tensor_codes(m.shared2, 0, c->hidden, shared, row_map{ NULL, slots, m.per_token }, count,
-                         out + (int64_t)m.per_token * c->hidden, (int64_t)slots * c->hidden, s);
+            tensor_pack((const float *)m.aq, ld, NULL, count * (uint32_t)slots, ld, true, woven, b->w.pa, s);
+            tensor_experts(m.w2, 1, 0, c->hidden, b->w.pa, woven, 1, t, out, out, c->hidden, s);
+            tensor_linear(m.shared2, pa, count, out + (int64_t)m.per_token * c->hidden, (int64_t)slots * c->hidden,
+                          true, s);
             launch_expert_sum<A>(d, count, m, y, s);
         }
     }
 
     void ffn(const cedar_block *k, int32_t layer, bool draft) {
         launch_hc<A>(d, n, site(k->hc_ffn_fn, k->hc_ffn_base, k->hc_ffn_scale), d.pre, s);
-        launch_collapse<A>(d, n, d.pre_attn, W(k->ffn_norm), b->w.xc, b->w.xqc, false, s);
-        linear(k->gate, by_place(b->w.xc, c->hidden), b->w.moe.z, false);
+        launch_collapse<A>(d, n, d.pre_attn, W(k->ffn_norm), b->w.xc, tensor ? NULL : b->w.xqc, false, s);
+        pack(by_place(b->w.xc, c->hidden), c->hidden, false, b->w.px);
+        linear(k->gate, by_place(b->w.xc, c->hidden), b->w.px, b->w.moe.z, false);
         dev_moe m = b->w.moe;
         size_t experts = (size_t)k->expert_count;
         m.w1 = b->experts[layer];
@@ -698,7 +701,8 @@ template <class A> struct forward {
             part.z = (real *)m.z + (uint64_t)first * m.experts;
             part.ids = m.ids + (uint64_t)first * m.per_token;
             part.weight = (real *)m.weight + (uint64_t)first * m.per_token;
-            experts_of(count, part, (real *)b->w.xqc + (uint64_t)first * c->hidden,
+            experts_of(count, part, (real *)b->w.xc + (uint64_t)first * c->hidden,
+                       (real *)b->w.xqc + (uint64_t)first * c->hidden,
                        (real *)b->w.y + (uint64_t)first * c->hidden);
         }
         launch_expand<A>(d, n, b->w.y, s);
@@ -779,13 +783,13 @@ template <class A> struct forward {
         dev_rows f_rows = by_row(tensor ? d.features : b->w.features_q, (int64_t)c->target_count * c->hidden);
         if (!tensor)
             launch_quantise<A>(d.features, b->w.features_q, (int64_t)plan->rows * c->target_count * c->hidden / 32, s);
-        pack(f_rows, b->w.ct);
-        linear8(b->model->main_proj, f_rows, b->w.ct, b->w.main_x);
-        launch_norm<A>(d, n, W(b->model->main_norm), b->w.main_x, c->hidden, b->w.main_x, s);
-        pack(by_place(b->w.main_x, c->hidden), b->w.ct);
+        pack(f_rows, f_rows.ld, true, b->w.pt);
+        linear(b->model->main_proj, f_rows, b->w.pt, b->w.main_x, true);
+        launch_norm<A>(d, n, W(b->model->main_norm), b->w.main_x, c->hidden, tensor ? NULL : b->w.main_x, s);
+        pack(by_place(b->w.main_x, c->hidden), c->hidden, true, b->w.pt);
         for (int32_t stage = 0; stage < c->stages; stage++) {
             const cedar_block *k = &b->model->blocks[c->layers + stage];
-            linear8(k->wkv, by_place(b->w.main_x, c->hidden), b->w.ct, b->w.kv);
+            linear(k->wkv, by_place(b->w.main_x, c->hidden), b->w.pt, b->w.kv, true);
             launch_window_rows<A>(d, n, W(k->kv_norm), b->w.kv, 0, s);
             tap_rows(b, CEDAR_TAP_RING, stage, plan, list, n, d.window_rows, true, b->l.ring_row_bytes,
                      b->l.ring_row_bytes, TAP_BYTES, 1);
@@ -799,7 +803,8 @@ template <class A> struct forward {
             n = plan->logits - first < HEAD_BATCH ? plan->logits - first : HEAD_BATCH;
             d.active = b->w.logit_rows + first;
             launch_collapse<A>(d, n, d.pre, W(b->model->norm), b->w.xc, NULL, false, s);
-            linear(b->model->head, by_place(b->w.xc, c->hidden), b->w.head, false);
+            pack(by_place(b->w.xc, c->hidden), c->hidden, false, b->w.px);
+            linear(b->model->head, by_place(b->w.xc, c->hidden), b->w.px, b->w.head, false);
             launch_logits<A>(d, n, b->w.head, want ? b->w.logits + (uint64_t)first * c->vocab : NULL,
                              b->w.argmax + first, c->vocab, s);
         }
@@ -949,8 +954,12 @@ template <class A> struct forward {
                           : it->forced ? it->forced[k - 1]
                                        : 0,
                           b->w.row_e, f.s);
-            f.linear(m->head, f.by_place((real *)b->w.xc + (uint64_t)k * c->hidden, c->hidden), b->w.head, false);
-            f.linear(m->markov_head, f.by_place(b->w.row_e, c->markov_rank), b->w.extra, false);
+            dev_rows y = f.by_place((real *)b->w.xc + (uint64_t)k * c->hidden, c->hidden),
+                     e = f.by_place(b->w.row_e, c->markov_rank);
+            f.pack(y, c->hidden, false, b->w.px);
+            f.linear(m->head, y, b->w.px, b->w.head, false);
+            f.pack(e, c->markov_rank, false, b->w.pt);
+            f.linear(m->markov_head, e, b->w.pt, b->w.extra, false);
             launch_markov<A>(f.d, c->vocab, b->w.head, b->w.extra, b->w.logits + (uint64_t)k * c->vocab,
                              b->w.draft_ids + k, f.s);
             launch_confidence<A>(f.d, f.W(m->confidence), (real *)b->w.row_y + (uint64_t)k * c->hidden, b->w.row_e,

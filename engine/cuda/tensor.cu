@@ -1,571 +1,666 @@
 /* Linear layers on tensor cores. */
 #include "engine/cuda/tensor.cuh"
 
-enum { FEW_T = 8, FEW_WARPS = SEGMENTS, MANY_T = 128, MANY_N = 128, MANY_WARPS = 8, TILE_PAIRS = 64 };
+enum { FEW_WARPS = SEGMENTS, FEW_N = 16, MANY_WARPS = 8, MANY_N = 128, STAGES = 4 };
 
-/* --- building blocks ---------------------------------------------------------------------------------------------- */
+/* --- decoding: bf16 pairs (0,4) (1,5) (2,6) (3,7) of eight stored values ------------------------------------------- */
 
-static __device__ __forceinline__ uint32_t f16x2_of_e4m3x2(uint16_t v) {
-    uint32_t r;
-    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(r) : "h"(v));
-    return r;
+static __device__ __forceinline__ uint32_t times(uint32_t a, uint32_t b) {
+    __nv_bfloat162 r = __hmul2(*(__nv_bfloat162 *)&a, *(__nv_bfloat162 *)&b);
+    return *(uint32_t *)&r;
 }
 
-/* Four f16x2 of eight E4M3 codes. */
-static __device__ __forceinline__ void f16_of_fp8(uint2 v, uint32_t r[4]) {
-    r[0] = f16x2_of_e4m3x2((uint16_t)v.x);
-    r[1] = f16x2_of_e4m3x2((uint16_t)(v.x >> 16));
-    r[2] = f16x2_of_e4m3x2((uint16_t)v.y);
-    r[3] = f16x2_of_e4m3x2((uint16_t)(v.y >> 16));
-}
-
-/* The same in the order FP4 weights come in: pairs (0,4) (1,5) (2,6) (3,7). */
-static __device__ __forceinline__ void f16_of_fp8_crossed(uint2 v, uint32_t r[4]) {
-    r[0] = f16x2_of_e4m3x2((uint16_t)__byte_perm(v.x, v.y, 0x40));
-    r[1] = f16x2_of_e4m3x2((uint16_t)__byte_perm(v.x, v.y, 0x51));
-    r[2] = f16x2_of_e4m3x2((uint16_t)__byte_perm(v.x, v.y, 0x62));
-    r[3] = f16x2_of_e4m3x2((uint16_t)__byte_perm(v.x, v.y, 0x73));
-}
-
-/* Four f16x2 of eight E2M1 codes times 2^-14: exponent and mantissa land in f16's low exponents, where E2M1's subnormal
- * 0.5 is a subnormal too. Codes i and i + 4 share a register, which leaves two shifts and masks for both. */
-static __device__ __forceinline__ void f16_of_fp4(uint32_t v, uint32_t r[4]) {
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        uint32_t w = v >> (4 * i);
-        r[i] = (w << 12 & 0x80008000u) | (w << 9 & 0x0e000e00u);
+/* Codes are laid into bf16 with their own exponent, which is off by 2^gap: the factor is that and the block's scale.
+ * What the largest power of two in bf16 cannot hold is left for a second product. */
+struct factor {
+    uint32_t pair;
+    int rest;
+    __device__ __forceinline__ factor(uint8_t scale, int gap) {
+        int e = scale + gap;
+        rest = e > 254 ? e - 254 : 0;
+        e -= rest;
+        pair = (uint32_t)e << 7 | (uint32_t)e << 23;
     }
+    __device__ __forceinline__ uint32_t operator()(uint32_t v) const {
+        v = times(v, pair);
+        if (rest) v = times(v, (uint32_t)(127 + rest) << 7 | (uint32_t)(127 + rest) << 23);
+        return v;
+    }
+};
+
+/* A weight type serves one row's 16 values from 32 t + 16 half on of a block, as one fetch; out of K they are zero. */
+
+/* FP8 with a scale per 32 x 32 tile, or per row and 32 (by_row 1). */
+struct fp8_tiles {
+    const uint8_t *code, *scale;
+    int64_t k_count, k_blocks;
+    __device__ fp8_tiles(const dev_weight &w) : code(w.data), scale(w.scale), k_count(w.cols), k_blocks(w.cols / 32) {}
+    struct raw { uint4 v; uint8_t s; };
+    __device__ __forceinline__ raw fetch(int64_t row, int64_t block, int half, int t) const {
+        int64_t k = block * 4 + t;
+        if (k >= k_blocks) return raw{ make_uint4(0, 0, 0, 0), 127 };
+        return raw{ __ldg((const uint4 *)(code + row * k_count + k * 32 + half * 16)),
+                    __ldg(scale + row / 32 * k_blocks + k) };
+    }
+    /* i: the first or second eight. E4M3's exponent has bias 7, bf16's 127. */
+    static __device__ __forceinline__ void decode(const raw &r, int i, uint32_t f[4]) {
+        factor scaled(r.s, 127 - 7);
+        uint32_t a = i ? r.v.z : r.v.x, b = i ? r.v.w : r.v.y;
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            uint32_t p = __byte_perm(a, b, k == 0 ? 0x4000 : k == 1 ? 0x5010 : k == 2 ? 0x6020 : 0x7030);
+            f[k] = scaled((p & 0x80008000u) | ((p >> 4) & 0x07f007f0u));
+        }
+    }
+};
+
+/* MXFP4: a scale per row and 32. E2M1's exponent has bias 1. */
+struct fp4_rows {
+    const uint8_t *code, *scale;
+    int64_t k_count, k_blocks;
+    __device__ fp4_rows(const dev_weight &w) : code(w.data), scale(w.scale), k_count(w.cols), k_blocks(w.cols / 32) {}
+    struct raw { uint2 v; uint8_t s; };
+    __device__ __forceinline__ raw fetch(int64_t row, int64_t block, int half, int t) const {
+        int64_t k = block * 4 + t;
+        if (k >= k_blocks) return raw{ make_uint2(0, 0), 127 };
+        return raw{ __ldg((const uint2 *)(code + (row * k_count + k * 32) / 2 + half * 8)),
+                    __ldg(scale + row * k_blocks + k) };
+    }
+    static __device__ __forceinline__ void decode(const raw &r, int i, uint32_t f[4]) {
+        factor scaled(r.s, 127 - 1);
+        uint32_t v = i ? r.v.y : r.v.x;
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            uint32_t w = v >> (4 * k);          /* codes k and k + 4 in the low bits of the two halves */
+            f[k] = scaled((w << 12 & 0x80008000u) | (w << 6 & 0x01c001c0u));
+        }
+    }
+};
+
+struct bf16_rows {
+    const uint8_t *data;
+    int64_t k_count, k_blocks;
+    __device__ bf16_rows(const dev_weight &w) : data(w.data), k_count(w.cols), k_blocks(w.cols / 32) {}
+    struct raw { uint4 v[2]; };
+    __device__ __forceinline__ raw fetch(int64_t row, int64_t block, int half, int t) const {
+        int64_t k = block * 4 + t;
+        if (k >= k_blocks) return raw{ { make_uint4(0, 0, 0, 0), make_uint4(0, 0, 0, 0) } };
+        const uint4 *p = (const uint4 *)(data + 2 * (row * k_count + k * 32 + half * 16));
+        return raw{ { __ldg(p), __ldg(p + 1) } };
+    }
+    static __device__ __forceinline__ void decode(const raw &r, int i, uint32_t f[4]) {
+        uint4 v = r.v[i];
+        f[0] = __byte_perm(v.x, v.z, 0x5410);
+        f[1] = __byte_perm(v.x, v.z, 0x7632);
+        f[2] = __byte_perm(v.y, v.w, 0x5410);
+        f[3] = __byte_perm(v.y, v.w, 0x7632);
+    }
+};
+
+static __device__ __forceinline__ float rounded(float x) { return __bfloat162float(__float2bfloat16_rn(x)); }
+
+/* Blocks [first, last) of a segment. */
+static __device__ __forceinline__ void segment(int64_t blocks, int seg, int64_t *first, int64_t *last) {
+    *first = blocks * seg / SEGMENTS;
+    *last = blocks * (seg + 1) / SEGMENTS;
 }
 
-static __device__ __forceinline__ float pow2(uint8_t b) { return __uint_as_float(b ? (uint32_t)b << 23 : 0x400000u); }
+/* --- what a launch works on --------------------------------------------------------------------------------------- */
 
-static __device__ __forceinline__ void mma_f16(float c[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
-                                               uint32_t b0, uint32_t b1) {
-    asm volatile(
-        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-}
+struct work_item {
+    dev_weight w;
+    uint32_t first, count;      /* of the list */
+};
 
-static __device__ __forceinline__ void mma_bf16(float c[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
-                                                uint32_t b0, uint32_t b1) {
+/* blockIdx.y is a tile of rows, or of one expert's pairs; blockIdx.z a group, or one of two weights. */
+struct source {
+    const dev_weight *experts;  /* on the device; NULL: `dense` */
+    dev_weight dense[2];
+    const uint32_t *list;       /* NULL: the number itself */
+    int div, stride, offset, z_offset;
+    uint32_t rows;
+    expert_tiles tiles;
+    bool by_place;              /* destination is the place in the list, else the entry */
+    const uint16_t *x;
+    float *y[2];
+    int64_t ldy, n_count;
+    int z_dense, z_list, z_rows, z_y;   /* what one more in z adds to: dense, experts, rows of w, y */
+    int64_t z_columns;                  /* columns of y */
+    bool round;
+
+    __device__ __forceinline__ bool item(uint32_t width, work_item *it) const {
+        uint32_t tile = blockIdx.y, z = blockIdx.z;
+        if (experts) {
+            it->count = tiles.tile_count[tile];
+            if (!it->count) return false;
+            it->first = tiles.tile_first[tile];
+            it->w = experts[tiles.tile_expert[tile] + z * z_list];
+            return true;
+        }
+        it->w = dense[z * z_dense];
+        it->first = tile * width;
+        it->count = rows - it->first < width ? rows - it->first : width;
+        return true;
+    }
+    __device__ __forceinline__ uint32_t entry(uint32_t i) const { return list ? list[i] : i; }
+    __device__ __forceinline__ uint32_t from(uint32_t i) const {
+        return entry(i) / div * stride + offset + blockIdx.z * z_offset;
+    }
+    __device__ __forceinline__ float *row_of_y(uint32_t i) const {
+        return y[blockIdx.z * z_y] + (uint64_t)(by_place ? i : entry(i)) * ldy + blockIdx.z * z_columns;
+    }
+    __device__ __forceinline__ float out(float v) const { return round ? rounded(v) : v; }
+};
+
+/* --- few rows: memory bound --------------------------------------------------------------------------------------- */
+
+static __device__ __forceinline__ void mma(float c[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0,
+                                           uint32_t b1) {
     asm volatile(
         "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
-static __device__ __forceinline__ uint32_t bf16x2(float lo, float hi) {
-    __nv_bfloat162 v = __floats2bfloat162_rn(lo, hi);
-    return *(uint32_t *)&v;
-}
-
-static __device__ __forceinline__ float rounded(float x) { return __bfloat162float(__float2bfloat16_rn(x)); }
-
-/* Within a block of 32, thread t of four holds k = 8t .. 8t+7 of its rows, and feeds them to two instructions as pairs
- * (0,1)(2,3) and (4,5)(6,7): the same order of k for weights and activations. */
-
-/* Blocks [first, last) of a segment of `blocks` blocks. */
-static __device__ __forceinline__ void segment(int64_t blocks, int seg, int64_t *first, int64_t *last) {
-    *first = blocks * seg / SEGMENTS;
-    *last = blocks * (seg + 1) / SEGMENTS;
-}
-
-/* --- weights as fragments: rows g and g + 8 of a 16-row tile ------------------------------------------------------ */
-
-/* FP8 with tile scales. */
-struct fp8_tiles {
-    const uint8_t *code, *scale;
-    int64_t k_count;
-    __device__ fp8_tiles(const dev_weight &w) : code(w.data), scale(w.scale), k_count(w.cols) {}
-    typedef uint2 raw;
-    __device__ __forceinline__ raw fetch(int64_t row, int64_t block, int t) const {
-        return *(const uint2 *)(code + row * k_count + block * 32 + 8 * t);
-    }
-    static __device__ __forceinline__ void decode(raw v, uint32_t f[4]) { f16_of_fp8(v, f); }
-    static __device__ __forceinline__ void decode_input(uint2 v, uint32_t f[4]) { f16_of_fp8(v, f); }
-    __device__ __forceinline__ uint8_t fetch_scale(int64_t row, int64_t block) const {
-        return scale[row / 32 * (k_count / 32) + block];
-    }
-    static __device__ __forceinline__ float decode_scale(uint8_t b) { return pow2(b); }
-};
-
-/* MXFP4; 2^14 undoes what f16_of_fp4 leaves out. */
-struct fp4_rows {
-    const uint8_t *code, *scale;
-    int64_t k_count;
-    __device__ fp4_rows(const dev_weight &w) : code(w.data), scale(w.scale), k_count(w.cols) {}
-    typedef uint32_t raw;
-    __device__ __forceinline__ raw fetch(int64_t row, int64_t block, int t) const {
-        return *(const uint32_t *)(code + (row * k_count + block * 32) / 2 + 4 * t);
-    }
-    static __device__ __forceinline__ void decode(raw v, uint32_t f[4]) { f16_of_fp4(v, f); }
-    static __device__ __forceinline__ void decode_input(uint2 v, uint32_t f[4]) { f16_of_fp8_crossed(v, f); }
-    __device__ __forceinline__ uint8_t fetch_scale(int64_t row, int64_t block) const {
-        return scale[row * (k_count / 32) + block];
-    }
-    static __device__ __forceinline__ float decode_scale(uint8_t b) { return pow2(b) * 16384.0f; }
-};
-
-/* What a launch works on: dense rows, or one tile of an expert's pairs. */
-struct work_item {
-    dev_weight w;
-    uint32_t first, count;      /* of the list */
-};
-
-struct source {
-    const dev_weight *weights;  /* experts on the device; NULL: `dense` */
-    dev_weight dense;
-    const uint32_t *list;       /* NULL: the number itself */
-    int source_div, stride, offset;
-    uint32_t rows;
-    const int32_t *tile_expert;
-    const uint32_t *tile_first, *tile_count, *tile_total;
-    bool by_place;              /* dest is the place in the list, else the entry */
-
-    __device__ __forceinline__ bool item(uint32_t tile, uint32_t width, uint32_t part, work_item *it) const {
-        if (weights) {
-            if (tile >= *tile_total) return false;
-            it->w = weights[tile_expert[tile]];
-            it->first = tile_first[tile] + part * width;
-            uint32_t end = tile_first[tile] + tile_count[tile];
-            if (it->first >= end) return false;
-            it->count = end - it->first < width ? end - it->first : width;
-            return true;
-        }
-        it->w = dense;
-        it->first = tile * width;
-        if (it->first >= rows) return false;
-        it->count = rows - it->first < width ? rows - it->first : width;
-        return true;
-    }
-    __device__ __forceinline__ uint32_t entry(uint32_t i) const { return list ? list[i] : i; }
-    __device__ __forceinline__ uint32_t from(uint32_t i) const { return entry(i) / source_div * stride + offset; }
-    __device__ __forceinline__ uint32_t to(uint32_t i) const { return by_place ? i : entry(i); }
-};
-
-/* --- few rows: memory bound --------------------------------------------------------------------------------------- */
-
-/* 16 outputs by 8 rows; each warp sums one segment of K. */
-template <class Weights>
-static __global__ void __launch_bounds__(32 * FEW_WARPS)
-    codes_few(source src, int64_t n_first, int64_t n_count, dev_codes x, float *y, int64_t ldy, int parts) {
-    __shared__ float part[SEGMENTS][16][FEW_T + 1];
+/* 16 outputs by 8 * TILES rows of plain activations; each warp sums one segment of K. */
+template <class Weights, int TILES>
+static __global__ void __launch_bounds__(32 * FEW_WARPS) few_kernel(source src) {
+    enum { WIDTH = 8 * TILES };
+    __shared__ float part[SEGMENTS][FEW_N][WIDTH + 1];
     work_item it;
-    if (!src.item(blockIdx.y / parts, FEW_T, blockIdx.y % parts, &it)) return;
+    if (!src.item(WIDTH, &it)) return;
     Weights w(it.w);
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    int64_t n0 = (int64_t)blockIdx.x * 16, r0 = n0 + g, r1 = n0 + g + 8, blocks = w.k_count / 32, b, end;
-    if (r0 >= n_count) r0 = n_count - 1;
-    if (r1 >= n_count) r1 = n_count - 1;
-    r0 += n_first;
-    r1 += n_first;
-    uint32_t row = src.from(it.first + (g < it.count ? g : it.count - 1));
-    uint32_t col0 = src.from(it.first + (2 * t < (int)it.count ? 2 * t : it.count - 1)),
-             col1 = src.from(it.first + (2 * t + 1 < (int)it.count ? 2 * t + 1 : it.count - 1));
-    const uint8_t *xc = x.code + (uint64_t)row * w.k_count + 8 * t, *s0 = x.scale + (uint64_t)col0 * blocks,
-                  *s1 = x.scale + (uint64_t)col1 * blocks;
-    float acc[4] = { 0, 0, 0, 0 };
-    segment(blocks, warp, &b, &end);
-#pragma unroll 4
-    for (; b < end; b++) {
-        uint32_t a0[4], a1[4], bx[4];
-        Weights::decode(w.fetch(r0, b, t), a0);
-        Weights::decode(w.fetch(r1, b, t), a1);
-        Weights::decode_input(*(const uint2 *)(xc + b * 32), bx);
-        float p[4] = { 0, 0, 0, 0 }, w0 = Weights::decode_scale(w.fetch_scale(r0, b)),
-              w1 = Weights::decode_scale(w.fetch_scale(r1, b)), x0 = pow2(s0[b]), x1 = pow2(s1[b]);
-        mma_f16(p, a0[0], a1[0], a0[1], a1[1], bx[0], bx[1]);
-        mma_f16(p, a0[2], a1[2], a0[3], a1[3], bx[2], bx[3]);
-        acc[0] = __fmaf_rn(p[0], x0 * w0, acc[0]);      /* the product is exact: fusing it changes no bit */
-        acc[1] = __fmaf_rn(p[1], x1 * w0, acc[1]);
-        acc[2] = __fmaf_rn(p[2], x0 * w1, acc[2]);
-        acc[3] = __fmaf_rn(p[3], x1 * w1, acc[3]);
+    int64_t n0 = (int64_t)blockIdx.x * FEW_N, r0 = n0 + g, r1 = n0 + g + 8, blocks = (w.k_count + K_BLOCK - 1) / K_BLOCK,
+            b, end;
+    if (r0 >= src.n_count) r0 = src.n_count - 1;
+    if (r1 >= src.n_count) r1 = src.n_count - 1;
+    r0 += (int64_t)blockIdx.z * src.z_rows;
+    r1 += (int64_t)blockIdx.z * src.z_rows;
+    const uint16_t *xr[TILES];
+#pragma unroll
+    for (int n = 0; n < TILES; n++) {
+        int i = 8 * n + g < (int)it.count ? 8 * n + g : (int)it.count - 1;
+        xr[n] = src.x + (uint64_t)src.from(it.first + i) * blocks * K_BLOCK + 32 * t;
     }
-    part[warp][g][2 * t] = acc[0];
-    part[warp][g][2 * t + 1] = acc[1];
-    part[warp][g + 8][2 * t] = acc[2];
-    part[warp][g + 8][2 * t + 1] = acc[3];
+    float acc[TILES][4] = {};
+    segment(blocks, warp, &b, &end);
+    typename Weights::raw next[2][2];
+    if (b < end)
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            next[h][0] = w.fetch(r0, b, h, t);
+            next[h][1] = w.fetch(r1, b, h, t);
+        }
+    for (; b < end; b++) {
+        typename Weights::raw now[2][2];
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            now[h][0] = next[h][0];
+            now[h][1] = next[h][1];
+            if (b + 1 < end) {
+                next[h][0] = w.fetch(r0, b + 1, h, t);
+                next[h][1] = w.fetch(r1, b + 1, h, t);
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            uint32_t f0[4], f1[4];
+            Weights::decode(now[i / 2][0], i & 1, f0);
+            Weights::decode(now[i / 2][1], i & 1, f1);
+#pragma unroll
+            for (int n = 0; n < TILES; n++) {
+                uint4 v = *(const uint4 *)(xr[n] + b * K_BLOCK + 8 * i);
+                mma(acc[n], f0[0], f1[0], f0[1], f1[1], __byte_perm(v.x, v.z, 0x5410), __byte_perm(v.x, v.z, 0x7632));
+                mma(acc[n], f0[2], f1[2], f0[3], f1[3], __byte_perm(v.y, v.w, 0x5410), __byte_perm(v.y, v.w, 0x7632));
+            }
+        }
+    }
+#pragma unroll
+    for (int n = 0; n < TILES; n++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) part[warp][g + 8 * (i / 2)][8 * n + 2 * t + (i & 1)] = acc[n][i];
     __syncthreads();
-    for (int i = threadIdx.x; i < 16 * FEW_T; i += blockDim.x) {
-        int n = i % 16, c = i / 16;
-        if (n0 + n >= n_count || c >= (int)it.count) continue;
+    for (int i = threadIdx.x; i < FEW_N * WIDTH; i += blockDim.x) {
+        int n = i % FEW_N, c = i / FEW_N;
+        if (n0 + n >= src.n_count || c >= (int)it.count) continue;
         float sum = 0;
+#pragma unroll
         for (int s = 0; s < SEGMENTS; s++) sum += part[s][n][c];
-        y[(uint64_t)src.to(it.first + c) * ldy + n0 + n] = rounded(sum);
+        src.row_of_y(it.first + c)[n0 + n] = src.out(sum);
     }
 }
 
 /* --- many rows: arithmetic bound ---------------------------------------------------------------------------------- */
 
-/* 128 outputs by WIDTH rows; a warp has 32 outputs by WIDTH / 2 rows and runs through all segments. */
+/* c += a (16 weights rows of each warp by 16 k, in registers) times the tile at `b`; c = instead when !add. One group
+ * of four warps issues it; it runs on until wgmma_wait. The lists are as long as the tile is wide. */
+#define C4(i) "+f"(c[i]), "+f"(c[i + 1]), "+f"(c[i + 2]), "+f"(c[i + 3])
+#define C16(i) C4(i), C4(i + 4), C4(i + 8), C4(i + 12)
+#define INPUTS "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)add)
+
+static __device__ __forceinline__ void wgmma(float (&c)[16], const uint32_t a[4], uint64_t b, bool add) {
+    asm volatile("{.reg .pred p; setp.ne.b32 p, %21, 0;"
+                 "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 "
+                 "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15},{%16,%17,%18,%19},%20,p,1,1,0;}"
+                 : C16(0)
+                 : INPUTS);
+}
+
+static __device__ __forceinline__ void wgmma(float (&c)[32], const uint32_t a[4], uint64_t b, bool add) {
+    asm volatile("{.reg .pred p; setp.ne.b32 p, %37, 0;"
+                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
+                 "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
+                 "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31},{%32,%33,%34,%35},%36,p,1,1,0;}"
+                 : C16(0), C16(16)
+                 : INPUTS);
+}
+
+static __device__ __forceinline__ void wgmma(float (&c)[64], const uint32_t a[4], uint64_t b, bool add) {
+    asm volatile("{.reg .pred p; setp.ne.b32 p, %69, 0;"
+                 "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
+                 "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
+                 "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
+                 "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,"
+                 "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63},{%64,%65,%66,%67},%68,p,1,1,0;}"
+                 : C16(0), C16(16), C16(32), C16(48)
+                 : INPUTS);
+}
+
+static __device__ __forceinline__ void wgmma_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+static __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int LEFT> static __device__ __forceinline__ void wgmma_wait() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
+}
+
+/* Descriptor of a tile of rows of 128 bytes whose 16-byte pieces are swizzled (piece ^ row % 8), at a multiple of
+ * 1024 bytes: eight rows are 1024 bytes apart. */
+static __device__ __forceinline__ uint64_t tile_descriptor(uint32_t at) {
+    return (uint64_t)((at & 0x3ffff) >> 4) | (1ull << 16) | (64ull << 32) | (1ull << 62);
+}
+
+static __device__ __forceinline__ void copy16(uint32_t to, const void *from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from));
+}
+
+/* MANY_N outputs by WIDTH rows of woven activations. Two groups of four warps have 64 outputs each; every thread
+ * decodes the weights of its own fragments while the tensor cores work on those before. */
 template <class Weights, int WIDTH>
-static __global__ void __launch_bounds__(32 * MANY_WARPS, 2)
-    codes_many(source src, int64_t n_first, int64_t n_count, dev_codes x, float *y, int64_t ldy, int parts) {
-    enum { TILES = WIDTH / 16 };
-    /* f16x2: 16 words of a block, padded to spread the banks */
-    __shared__ __align__(16) uint32_t xs[2][WIDTH][20];
-    __shared__ float ss[2][WIDTH];
-    __shared__ uint32_t from[WIDTH];
+static __global__ void __launch_bounds__(32 * MANY_WARPS, 1) many_kernel(source src) {
+    enum { THREADS = 32 * MANY_WARPS, HALF_BYTES = WIDTH * 128, STAGE_BYTES = 2 * HALF_BYTES, PIECES = K_BLOCK / 8 };
+    extern __shared__ __align__(1024) uint8_t stages[];
+    __shared__ const uint16_t *from[WIDTH];
     work_item it;
-    if (!src.item(blockIdx.y / parts, WIDTH, blockIdx.y % parts, &it)) return;
+    if (!src.item(WIDTH, &it)) return;
     Weights w(it.w);
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    int64_t blocks = w.k_count / 32, n0 = (int64_t)blockIdx.x * MANY_N + (warp % 4) * 32, rows[4];
-    int c0 = (warp / 4) * (WIDTH / 2);
-    for (int i = 0; i < 4; i++) {
-        rows[i] = n0 + g + 8 * i;
-        if (rows[i] >= n_count) rows[i] = n_count - 1;
-        rows[i] += n_first;
+    int64_t blocks = (w.k_count + K_BLOCK - 1) / K_BLOCK, n0 = (int64_t)blockIdx.x * MANY_N + warp * 16, r0 = n0 + g,
+            r1 = n0 + g + 8;
+    if (r0 >= src.n_count) r0 = src.n_count - 1;
+    if (r1 >= src.n_count) r1 = src.n_count - 1;
+    r0 += (int64_t)blockIdx.z * src.z_rows;
+    r1 += (int64_t)blockIdx.z * src.z_rows;
+    for (int i = threadIdx.x; i < WIDTH; i += THREADS)
+        from[i] = src.x + (uint64_t)src.from(it.first + (i < (int)it.count ? i : it.count - 1)) * blocks * K_BLOCK;
+    __syncthreads();
+    uint32_t base = (uint32_t)__cvta_generic_to_shared(stages);
+    auto load = [&](int64_t block) {
+        uint32_t stage = base + (uint32_t)(block % STAGES) * STAGE_BYTES;
+#pragma unroll
+        for (int i = threadIdx.x; i < WIDTH * PIECES; i += THREADS) {
+            int row = i / PIECES, piece = i % PIECES;
+            copy16(stage + piece / 8 * HALF_BYTES + row * 128 + (piece % 8 ^ row % 8) * 16,
+                   from[row] + block * K_BLOCK + piece * 8);
+        }
+    };
+    for (int64_t b = 0; b < STAGES - 1; b++) {
+        if (b < blocks) load(b);
+        asm volatile("cp.async.commit_group;" ::: "memory");
     }
-    for (int i = threadIdx.x; i < WIDTH; i += blockDim.x)
-        from[i] = src.from(it.first + (i < (int)it.count ? i : it.count - 1));
-    __syncthreads();
-    float total[2][TILES][4] = {}, acc[2][TILES][4] = {};
-    /* each thread fetches 8 codes of some rows of the next block and one scale */
-    enum { FETCH = WIDTH * 4 / (32 * MANY_WARPS) };
-    uint2 next[FETCH ? FETCH : 1];
-    uint8_t next_scale = 0;
-    auto fetch = [&](int64_t b) {
-#pragma unroll
-        for (int i = 0; i < FETCH; i++) {
-            int at = i * 32 * MANY_WARPS + threadIdx.x;
-            next[i] = *(const uint2 *)(x.code + (uint64_t)from[at / 4] * w.k_count + b * 32 + 8 * (at % 4));
-        }
-        if (threadIdx.x < WIDTH) next_scale = x.scale[(uint64_t)from[threadIdx.x] * blocks + b];
+    typename Weights::raw raw[2][2];            /* [half of a block][row] */
+    auto fetch = [&](int half, int64_t block) {
+        if (block >= blocks) return;
+        raw[half][0] = w.fetch(r0, block, half, t);
+        raw[half][1] = w.fetch(r1, block, half, t);
     };
-    auto put = [&](int buf) {
+    fetch(0, 0);
+    fetch(1, 0);
+    float total[WIDTH / 2] = {}, acc[WIDTH / 2];
+    uint32_t f[2][2][4];                        /* [in turn][instruction][fragment] */
+    auto decode = [&](int half, int i, uint32_t (&to)[2][4]) {
+        uint32_t f0[4], f1[4];
+        Weights::decode(raw[half][0], i, f0);
+        Weights::decode(raw[half][1], i, f1);
 #pragma unroll
-        for (int i = 0; i < FETCH; i++) {
-            int at = i * 32 * MANY_WARPS + threadIdx.x;
-            uint32_t f[4];
-            Weights::decode_input(next[i], f);
-            *(uint4 *)&xs[buf][at / 4][4 * (at % 4)] = make_uint4(f[0], f[1], f[2], f[3]);
-        }
-        if (threadIdx.x < WIDTH) ss[buf][threadIdx.x] = pow2(next_scale);
-    };
-    /* weights of the next AHEAD blocks are on their way while a block is multiplied */
-    enum { AHEAD = 2 };
-    typename Weights::raw wr[AHEAD][4];
-    uint8_t wsr[AHEAD][4];
-    auto fetch_weights = [&](int64_t block, int slot) {
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            wr[slot][i] = w.fetch(rows[i], block, t);
-            wsr[slot][i] = w.fetch_scale(rows[i], block);
+        for (int k = 0; k < 2; k++) {
+            to[k][0] = f0[2 * k];
+            to[k][1] = f1[2 * k];
+            to[k][2] = f0[2 * k + 1];
+            to[k][3] = f1[2 * k + 1];
         }
     };
+    decode(0, 0, f[0]);
     int64_t b = 0;
-    fetch(0);
-    fetch_weights(0, 0);
-    fetch_weights(blocks > 1 ? 1 : 0, 1);
-    put(0);
-    __syncthreads();
     for (int seg = 0; seg < SEGMENTS; seg++) {
         int64_t first, end;
         segment(blocks, seg, &first, &end);
+        if (first == end) continue;
+        bool add = false;
         for (; b < end; b++) {
-            int buf = (int)(b & 1);
-            if (b + 1 < blocks) fetch(b + 1);
-            uint32_t a[4][4];
-            float ws[4];
-#pragma unroll
-            for (int i = 0; i < 4; i++) {       /* slots by selection: an index known only at run time would spill */
-                Weights::decode(buf ? wr[1][i] : wr[0][i], a[i]);
-                ws[i] = Weights::decode_scale(buf ? wsr[1][i] : wsr[0][i]);
-            }
-            if (b + AHEAD < blocks) {
-                if (buf) fetch_weights(b + AHEAD, 1);
-                else fetch_weights(b + AHEAD, 0);
-            }
-#pragma unroll
-            for (int n = 0; n < TILES; n++) {
-                uint4 bx = *(const uint4 *)&xs[buf][c0 + 8 * n + g][4 * t];
-                float x0 = ss[buf][c0 + 8 * n + 2 * t], x1 = ss[buf][c0 + 8 * n + 2 * t + 1];
-#pragma unroll
-                for (int m = 0; m < 2; m++) {
-                    float p[4] = { 0, 0, 0, 0 };
-                    mma_f16(p, a[2 * m][0], a[2 * m + 1][0], a[2 * m][1], a[2 * m + 1][1], bx.x, bx.y);
-                    mma_f16(p, a[2 * m][2], a[2 * m + 1][2], a[2 * m][3], a[2 * m + 1][3], bx.z, bx.w);
-                    acc[m][n][0] = __fmaf_rn(p[0], x0 * ws[2 * m], acc[m][n][0]);
-                    acc[m][n][1] = __fmaf_rn(p[1], x1 * ws[2 * m], acc[m][n][1]);
-                    acc[m][n][2] = __fmaf_rn(p[2], x0 * ws[2 * m + 1], acc[m][n][2]);
-                    acc[m][n][3] = __fmaf_rn(p[3], x1 * ws[2 * m + 1], acc[m][n][3]);
-                }
-            }
-            if (b + 1 < blocks) put(buf ^ 1);
+            asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2) : "memory");
+            asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
             __syncthreads();
-        }
-#pragma unroll
-        for (int m = 0; m < 2; m++)
-#pragma unroll
-            for (int n = 0; n < TILES; n++)
-#pragma unroll
-                for (int i = 0; i < 4; i++) {
-                    total[m][n][i] += acc[m][n][i];
-                    acc[m][n][i] = 0;
-                }
-    }
-#pragma unroll
-    for (int m = 0; m < 2; m++)
-#pragma unroll
-        for (int n = 0; n < TILES; n++)
+            if (b + STAGES - 1 < blocks) load(b + STAGES - 1);
+            asm volatile("cp.async.commit_group;" ::: "memory");
+            uint64_t tile = tile_descriptor(base + (uint32_t)(b % STAGES) * STAGE_BYTES);
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                int64_t out = n0 + 16 * m + g + 8 * (i / 2);
-                int c = c0 + 8 * n + 2 * t + (i & 1);
-                if (out < n_count && c < (int)it.count)
-                    y[(uint64_t)src.to(it.first + c) * ldy + out] = rounded(total[m][n][i]);
+                wgmma_begin();
+#pragma unroll
+                for (int k = 0; k < 2; k++) {
+                    wgmma(acc, f[i & 1][k], tile + (i / 2 * HALF_BYTES + (2 * i + k) % 4 * 32) / 16, add);
+                    add = true;
+                }
+                wgmma_commit();
+                wgmma_wait<1>();
+                /* the next eight values of each row, and what their halves free */
+                if (i == 3) decode(0, 0, f[0]);
+                else decode((i + 1) / 2, (i + 1) % 2, f[(i + 1) & 1]);
+                if (i == 0) fetch(0, b + 1);
+                if (i == 2) fetch(1, b + 1);
             }
+            wgmma_wait<0>();
+        }
+#pragma unroll
+        for (int i = 0; i < WIDTH / 2; i++) {
+            asm volatile("" : "+f"(acc[i])::"memory");
+            total[i] += acc[i];
+        }
+    }
+#pragma unroll
+    for (int n = 0; n < WIDTH / 8; n++)
+#pragma unroll
+        for (int k = 0; k < 2; k++) {
+            int c = 8 * n + 2 * t + k;
+            if (c >= (int)it.count) continue;
+            float *y = src.row_of_y(it.first + c);
+            if (n0 + g < src.n_count) y[n0 + g] = src.out(total[4 * n + k]);
+            if (n0 + g + 8 < src.n_count) y[n0 + g + 8] = src.out(total[4 * n + 2 + k]);
+        }
 }
 
-/* --- plain form --------------------------------------------------------------------------------------------------- */
+/* --- packing ------------------------------------------------------------------------------------------------------ */
 
-/* bf16x2 of 8 values of a weight row. */
-static __device__ __forceinline__ void bf16_of_weight(const dev_weight &w, int64_t row, int64_t block, int t,
-                                                      uint32_t f[4]) {
-    if (w.kind == CEDAR_W_BF16) {
-        uint4 v = *(const uint4 *)(w.data + 2 * (row * w.cols + block * 32 + 8 * t));
-        f[0] = v.x; f[1] = v.y; f[2] = v.z; f[3] = v.w;
+/* Eight values become bf16, through FP8Q32 if wanted: four neighbouring lanes share a block of 32. */
+static __device__ __forceinline__ void pack8(float v[8], bool quantise, uint32_t out[4]) {
+    if (quantise) {
+        float top = 0;
+#pragma unroll
+        for (int i = 0; i < 8; i++) top = fmaxf(top, fabsf(v[i]));
+        top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
+        top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
+        uint8_t s = pow2_ceil_byte((double)fmaxf(top, 1e-4f), 1.0f / 448);
+        float scale = __uint_as_float((uint32_t)s << 23), inverse = __uint_as_float((uint32_t)(254 - s) << 23);
+#pragma unroll
+        for (int i = 0; i < 8; i += 2) {
+            uint16_t code;
+            uint32_t h;
+            asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(code) : "f"(v[i + 1] * inverse), "f"(v[i] * inverse));
+            asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(h) : "h"(code));
+            float2 x = __half22float2(*(__half2 *)&h);
+            v[i] = x.x * scale;
+            v[i + 1] = x.y * scale;
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        __nv_bfloat162 p = __floats2bfloat162_rn(v[2 * i], v[2 * i + 1]);
+        out[i] = *(uint32_t *)&p;
+    }
+}
+
+static __global__ void __launch_bounds__(256)
+    pack_kernel(const float *x, int64_t ldx, const uint32_t *list, int64_t k_count, bool quantise, bool woven,
+                uint16_t *out) {
+    uint64_t row = list ? list[blockIdx.x] : blockIdx.x;
+    int64_t width = (k_count + K_BLOCK - 1) / K_BLOCK * K_BLOCK, k = 8 * ((int64_t)blockIdx.y * 256 + threadIdx.x);
+    float v[8] = {};
+    if (k < k_count) {
+        float4 lo = *(const float4 *)(x + row * ldx + k), hi = *(const float4 *)(x + row * ldx + k + 4);
+        v[0] = lo.x; v[1] = lo.y; v[2] = lo.z; v[3] = lo.w;
+        v[4] = hi.x; v[5] = hi.y; v[6] = hi.z; v[7] = hi.w;
+    }
+    uint32_t p[4];
+    pack8(v, quantise, p);
+    if (k >= width) return;
+    uint16_t *to = out + row * width;
+    if (!woven) {
+        *(uint4 *)(to + k) = make_uint4(p[0], p[1], p[2], p[3]);
         return;
     }
-    uint32_t h[4];
-    f16_of_fp8(*(const uint2 *)(w.data + row * w.cols + block * 32 + 8 * t), h);
-    float s = pow2(w.scale[row / 32 * (w.cols / 32) + block]);
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        float2 v = __half22float2(*(__half2 *)&h[i]);
-        f[i] = bf16x2(v.x * s, v.y * s);
-    }
+    /* value i of the eight from 32 t + 8 e on goes to 32 e + 8 (i % 4) + 2 t + i / 4 (see tensor.cuh) */
+    int64_t block = k / K_BLOCK * K_BLOCK;
+    int t = (int)(k % K_BLOCK) / 32, e = (int)(k % 32) / 8;
+    uint32_t *pairs = (uint32_t *)(to + block + 32 * e + 2 * t);
+    pairs[0] = __byte_perm(p[0], p[2], 0x5410);
+    pairs[4] = __byte_perm(p[0], p[2], 0x7632);
+    pairs[8] = __byte_perm(p[1], p[3], 0x5410);
+    pairs[12] = __byte_perm(p[1], p[3], 0x7632);
 }
 
-/* 16 outputs by 8 rows, a warp per segment. */
-static __global__ void __launch_bounds__(32 * FEW_WARPS)
-    plain_few(dev_weight w, int64_t n_first, int64_t n_count, const float *x, int64_t ldx, const uint32_t *list,
-              uint32_t rows, float *y, int64_t ldy, bool round) {
-    n_first += blockIdx.z * n_count;        /* group z: its own inputs, weights and outputs, side by side */
-    x += blockIdx.z * w.cols;
-    y += blockIdx.z * n_count;
-    __shared__ float part[SEGMENTS][16][FEW_T + 1];
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    uint32_t first = blockIdx.y * FEW_T, count = rows - first < FEW_T ? rows - first : FEW_T,
-             at = first + (g < (int)count ? g : count - 1);
-    int64_t n0 = (int64_t)blockIdx.x * 16, r0 = n0 + g, r1 = n0 + g + 8, blocks = w.cols / 32, b, end;
-    if (r0 >= n_count) r0 = n_count - 1;
-    if (r1 >= n_count) r1 = n_count - 1;
-    const float *xr = x + (uint64_t)(list ? list[at] : at) * ldx + 8 * t;
-    float acc[4] = { 0, 0, 0, 0 };
-    segment(blocks, warp, &b, &end);
-#pragma unroll 4
-    for (; b < end; b++) {
-        uint32_t a0[4], a1[4];
-        bf16_of_weight(w, n_first + r0, b, t, a0);
-        bf16_of_weight(w, n_first + r1, b, t, a1);
-        float4 lo = *(const float4 *)(xr + b * 32), hi = *(const float4 *)(xr + b * 32 + 4);
-        mma_bf16(acc, a0[0], a1[0], a0[1], a1[1], bf16x2(lo.x, lo.y), bf16x2(lo.z, lo.w));
-        mma_bf16(acc, a0[2], a1[2], a0[3], a1[3], bf16x2(hi.x, hi.y), bf16x2(hi.z, hi.w));
-    }
-    part[warp][g][2 * t] = acc[0];
-    part[warp][g][2 * t + 1] = acc[1];
-    part[warp][g + 8][2 * t] = acc[2];
-    part[warp][g + 8][2 * t + 1] = acc[3];
-    __syncthreads();
-    for (int i = threadIdx.x; i < 16 * FEW_T; i += blockDim.x) {
-        int n = i % 16, c = i / 16;
-        if (n0 + n >= n_count || c >= (int)count) continue;
-        float sum = 0;
-        for (int s = 0; s < SEGMENTS; s++) sum += part[s][n][c];
-        y[(uint64_t)(first + c) * ldy + n0 + n] = round ? rounded(sum) : sum;
-    }
-}
+static unsigned ceil_div(int64_t a, int64_t b) { return (unsigned)((a + b - 1) / b); }
 
-/* 128 outputs by 128 rows. */
-static __global__ void __launch_bounds__(32 * MANY_WARPS, 1)
-    plain_many(dev_weight w, int64_t n_first, int64_t n_count, const float *x, int64_t ldx, const uint32_t *list,
-               uint32_t rows, float *y, int64_t ldy, bool round) {
-    n_first += blockIdx.z * n_count;
-    x += blockIdx.z * w.cols;
-    y += blockIdx.z * n_count;
-    enum { TILES = MANY_T / 16, FETCH = MANY_T * 4 / (32 * MANY_WARPS) };
-    __shared__ __align__(16) uint32_t xs[2][MANY_T][20];
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, c0 = (warp / 4) * (MANY_T / 2);
-    uint32_t first = blockIdx.y * MANY_T, count = rows - first < MANY_T ? rows - first : MANY_T;
-    int64_t blocks = w.cols / 32, n0 = (int64_t)blockIdx.x * MANY_N + (warp % 4) * 32, out_rows[4];
-    for (int i = 0; i < 4; i++) {
-        out_rows[i] = n0 + g + 8 * i;
-        if (out_rows[i] >= n_count) out_rows[i] = n_count - 1;
-        out_rows[i] += n_first;
-    }
-    const float *xr[FETCH];
-    for (int i = 0; i < FETCH; i++) {
-        uint32_t r = (uint32_t)(i * 32 * MANY_WARPS + threadIdx.x) / 4, at = first + (r < count ? r : count - 1);
-        xr[i] = x + (uint64_t)(list ? list[at] : at) * ldx + 8 * (threadIdx.x % 4);
-    }
-    float total[2][TILES][4] = {}, acc[2][TILES][4] = {};
-    auto put = [&](int buf, int64_t b) {
-#pragma unroll
-        for (int i = 0; i < FETCH; i++) {
-            int at = i * 32 * MANY_WARPS + threadIdx.x;
-            float4 lo = *(const float4 *)(xr[i] + b * 32), hi = *(const float4 *)(xr[i] + b * 32 + 4);
-            *(uint4 *)&xs[buf][at / 4][4 * (at % 4)] =
-                make_uint4(bf16x2(lo.x, lo.y), bf16x2(lo.z, lo.w), bf16x2(hi.x, hi.y), bf16x2(hi.z, hi.w));
-        }
-    };
-    int64_t b = 0;
-    put(0, 0);
-    __syncthreads();
-    for (int seg = 0; seg < SEGMENTS; seg++) {
-        int64_t begin, end;
-        segment(blocks, seg, &begin, &end);
-        for (; b < end; b++) {
-            int buf = (int)(b & 1);
-            if (b + 1 < blocks) put(buf ^ 1, b + 1);
-            uint32_t a[4][4];
-#pragma unroll
-            for (int i = 0; i < 4; i++) bf16_of_weight(w, out_rows[i], b, t, a[i]);
-#pragma unroll
-            for (int n = 0; n < TILES; n++) {
-                uint4 bx = *(const uint4 *)&xs[buf][c0 + 8 * n + g][4 * t];
-#pragma unroll
-                for (int m = 0; m < 2; m++) {
-                    mma_bf16(acc[m][n], a[2 * m][0], a[2 * m + 1][0], a[2 * m][1], a[2 * m + 1][1], bx.x, bx.y);
-                    mma_bf16(acc[m][n], a[2 * m][2], a[2 * m + 1][2], a[2 * m][3], a[2 * m + 1][3], bx.z, bx.w);
-                }
-            }
-            __syncthreads();
-        }
-#pragma unroll
-        for (int m = 0; m < 2; m++)
-#pragma unroll
-            for (int n = 0; n < TILES; n++)
-#pragma unroll
-                for (int i = 0; i < 4; i++) {
-                    total[m][n][i] += acc[m][n][i];
-                    acc[m][n][i] = 0;
-                }
-    }
-#pragma unroll
-    for (int m = 0; m < 2; m++)
-#pragma unroll
-        for (int n = 0; n < TILES; n++)
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                int64_t out = n0 + 16 * m + g + 8 * (i / 2);
-                int c = c0 + 8 * n + 2 * t + (i & 1);
-                if (out < n_count && c < (int)count)
-                    y[(uint64_t)(first + c) * ldy + out] = round ? rounded(total[m][n][i]) : total[m][n][i];
-            }
+void tensor_pack(const float *x, int64_t ldx, const uint32_t *list, uint32_t n, int64_t k_count, bool quantise,
+                 bool woven, uint16_t *out, cudaStream_t s) {
+    pack_kernel<<<dim3(n, ceil_div(padded(k_count), 8 * 256)), 256, 0, s>>>(x, ldx, list, k_count, quantise, woven,
+                                                                            out);
 }
 
 /* --- launchers ---------------------------------------------------------------------------------------------------- */
 
-static __global__ void pack_kernel(const float *x, dev_codes out, const uint32_t *list, int64_t k_count) {
-    uint64_t row = list ? list[blockIdx.x] : blockIdx.x;
-    /* K is a multiple of 32: warps hold whole blocks */
-    for (int64_t k = threadIdx.x; k < k_count; k += blockDim.x) {
-        double v = (double)x[row * k_count + k];
-        uint8_t s = fp8q32_scale(v);
-        out.code[row * k_count + k] = e4m3_encode(v / ue8m0_value(s));
-        if (k % 32 == 0) out.scale[(row * k_count + k) / 32] = s;
+template <class Weights, int WIDTH> static cudaError_t allow_shared() {
+    return cudaFuncSetAttribute(many_kernel<Weights, WIDTH>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                STAGES * WIDTH * K_BLOCK * 2);
+}
+
+template <class Weights> static cudaError_t allow_widths() {
+    cudaError_t e = allow_shared<Weights, 32>();
+    if (!e) e = allow_shared<Weights, 64>();
+    return e ? e : allow_shared<Weights, 128>();
+}
+
+cudaError_t tensor_prepare(void) {
+    cudaError_t e = allow_widths<fp8_tiles>();
+    if (!e) e = allow_widths<fp4_rows>();
+    return e ? e : allow_widths<bf16_rows>();
+}
+
+/* Tile shape of a launch: the kernel for few rows, or the other, and rows of a tile. */
+struct shape {
+    bool few;
+    int width;
+};
+
+template <class Weights> static void launch(const source &src, unsigned tiles, unsigned z, shape sh, cudaStream_t s) {
+    size_t shared = (size_t)STAGES * (unsigned)sh.width * K_BLOCK * 2;
+    dim3 few(ceil_div(src.n_count, FEW_N), tiles, z), many(ceil_div(src.n_count, MANY_N), tiles, z);
+    if (sh.few) {
+        if (sh.width == 8) few_kernel<Weights, 1><<<few, 32 * FEW_WARPS, 0, s>>>(src);
+        else if (sh.width == 16) few_kernel<Weights, 2><<<few, 32 * FEW_WARPS, 0, s>>>(src);
+        else few_kernel<Weights, 4><<<few, 32 * FEW_WARPS, 0, s>>>(src);
+    } else {
+        if (sh.width == 32) many_kernel<Weights, 32><<<many, 32 * MANY_WARPS, shared, s>>>(src);
+        else if (sh.width == 64) many_kernel<Weights, 64><<<many, 32 * MANY_WARPS, shared, s>>>(src);
+        else many_kernel<Weights, 128><<<many, 32 * MANY_WARPS, shared, s>>>(src);
     }
 }
 
-void tensor_pack(const float *x, const dev_codes &out, const uint32_t *list, uint32_t n, int64_t k_count,
-                 cudaStream_t s) {
-    pack_kernel<<<n, 512, 0, s>>>(x, out, list, k_count);
+/* The widest tile that still gives every multiprocessor one: narrow tiles decode weights once more each. */
+static shape dense_shape(const source &src, bool woven, unsigned z) {
+    enum { MULTIPROCESSORS = 132 };
+    uint32_t rows = src.rows;
+    if (!woven) return shape{ true, rows <= 8 ? 8 : rows <= 16 ? 16 : 32 };
+    for (int width = 128; width > 32; width /= 2)
+        if (ceil_div(src.n_count, MANY_N) * ceil_div(rows, width) * z >= MULTIPROCESSORS) return shape{ false, width };
+    return shape{ false, 32 };
 }
 
-/* From this many rows on the tile for many rows is faster. */
-enum { FEW_ROWS = 32 };
-
-static unsigned ceil_div(int64_t a, int64_t b) { return (unsigned)((a + b - 1) / b); }
-
-void tensor_codes(const dev_weight &w, int64_t n_first, int64_t n_count, const dev_codes &x, const row_map &map,
-                  uint32_t rows, float *y, int64_t ldy, cudaStream_t s) {
-    source src = { NULL, w, map.list, 1, map.stride, map.first, rows, NULL, NULL, NULL, NULL, true };
-    if (rows <= FEW_ROWS)
-        codes_few<fp8_tiles><<<dim3(ceil_div(n_count, 16), ceil_div(rows, FEW_T)), 32 * FEW_WARPS, 0, s>>>(
-            src, n_first, n_count, x, y, ldy, 1);
-    else
-        codes_many<fp8_tiles, TILE_PAIRS>
-            <<<dim3(ceil_div(n_count, MANY_N), ceil_div(rows, TILE_PAIRS)), 32 * MANY_WARPS, 0, s>>>(
-                src, n_first, n_count, x, y, ldy, 1);
+static source dense_source(const dev_weight &w0, const dev_weight &w1, const operand &x, uint32_t rows, int64_t n_count,
+                           float *y0, float *y1, int64_t ldy, bool round) {
+    source src = {};
+    src.dense[0] = w0;
+    src.dense[1] = w1;
+    src.list = x.list;
+    src.div = 1;
+    src.stride = x.stride;
+    src.offset = x.first;
+    src.rows = rows;
+    src.by_place = true;
+    src.x = x.x;
+    src.y[0] = y0;
+    src.y[1] = y1;
+    src.ldy = ldy;
+    src.n_count = n_count;
+    src.round = round;
+    return src;
 }
 
-void tensor_plain(const dev_weight &w, int groups, const float *x, int64_t ldx, const uint32_t *list, uint32_t rows,
-                  int64_t n_first, int64_t n_count, float *y, int64_t ldy, bool round, cudaStream_t s) {
-    unsigned z = (unsigned)groups;
-    if (rows <= FEW_ROWS)
-        plain_few<<<dim3(ceil_div(n_count, 16), ceil_div(rows, FEW_T), z), 32 * FEW_WARPS, 0, s>>>(
-            w, n_first, n_count, x, ldx, list, rows, y, ldy, round);
-    else
-        plain_many<<<dim3(ceil_div(n_count, MANY_N), ceil_div(rows, MANY_T), z), 32 * MANY_WARPS, 0, s>>>(
-            w, n_first, n_count, x, ldx, list, rows, y, ldy, round);
+static void launch_dense(const source &src, bool woven, unsigned z, cudaStream_t s) {
+    shape sh = dense_shape(src, woven, z);
+    unsigned tiles = ceil_div(src.rows, sh.width);
+    if (src.dense[0].kind == CEDAR_W_BF16) launch<bf16_rows>(src, tiles, z, sh, s);
+    else launch<fp8_tiles>(src, tiles, z, sh, s);
+}
+
+void tensor_linear(const dev_weight &w, const operand &x, uint32_t rows, float *y, int64_t ldy, bool round,
+                   cudaStream_t s) {
+    launch_dense(dense_source(w, w, x, rows, w.rows, y, y, ldy, round), x.woven, 1, s);
+}
+
+void tensor_linear_two(const dev_weight &w0, const dev_weight &w1, const operand &x, uint32_t rows, float *y0,
+                       float *y1, int64_t ldy, bool round, cudaStream_t s) {
+    source src = dense_source(w0, w1, x, rows, w0.rows, y0, y1, ldy, round);
+    src.z_dense = 1;
+    src.z_y = 1;
+    launch_dense(src, x.woven, 2, s);
+}
+
+void tensor_groups(const dev_weight &w, int groups, const operand &x, uint32_t rows, float *y, int64_t ldy,
+                   cudaStream_t s) {
+    source src = dense_source(w, w, x, rows, w.rows / groups, y, y, ldy, true);
+    src.z_offset = 1;
+    src.z_rows = (int)src.n_count;
+    src.z_columns = src.n_count;
+    launch_dense(src, x.woven, (unsigned)groups, s);
+}
+
+/* --- experts ------------------------------------------------------------------------------------------------------ */
+
+void tensor_tiles(uint32_t rows, int per_token, int experts, expert_tiles *t) {
+    uint32_t pairs = rows * (uint32_t)per_token, each = pairs / (uint32_t)experts;
+    t->width = few_rows(rows) ? 8 : each > 64 ? 128 : each > 32 ? 64 : 32;
+    t->tiles_max = pairs / t->width + (uint32_t)experts;
+    if (few_rows(rows) && t->tiles_max > pairs) t->tiles_max = pairs;
 }
 
 uint32_t tensor_tiles_max(uint32_t rows, int per_token, int experts) {
-    uint32_t pairs = rows * (uint32_t)per_token;
-    return pairs / TILE_PAIRS + (pairs < (uint32_t)experts ? pairs : (uint32_t)experts);
+    return rows * (uint32_t)per_token / 32 + (uint32_t)experts + FEW_ROWS * (uint32_t)per_token;
 }
 
-/* One warp per expert walks the ids in order, 32 at a time; one thread places the lists. */
-static __global__ void sort_kernel(const int32_t *ids, uint32_t rows, int per_token, int experts, expert_tiles t) {
-    extern __shared__ uint32_t counts[];    /* pairs, then tiles of each expert */
-    uint32_t *tiles = counts + experts, total = rows * per_token;
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
-    for (int e = warp; e < experts; e += warps) {
-        uint32_t n = 0;
-        for (uint32_t i = 0; i < total; i += 32)
-            n += __popc(__ballot_sync(0xffffffffu, i + lane < total && ids[i + lane] == e));
-        if (lane == 0) {
-            counts[e] = n;
-            tiles[e] = (n + TILE_PAIRS - 1) / TILE_PAIRS;
-        }
+/* Pairs of few rows by one block, a thread each: a pair's place is the number of pairs before it. */
+static __global__ void sort_few(const int32_t *ids, uint32_t total, int per_token, expert_tiles t) {
+    extern __shared__ int32_t id[];
+    int32_t *within = id + total;
+    uint32_t i = threadIdx.x;
+    int32_t mine = i < total ? ids[i] : -1;
+    if (i < total) id[i] = mine;
+    __syncthreads();
+    uint32_t lower = 0, before = 0, count = 0;
+    for (uint32_t k = 0; k < total; k++) {
+        lower += id[k] >= 0 && id[k] < mine;
+        before += id[k] == mine && k < i;
+        count += id[k] == mine;
+    }
+    if (i < total) within[i] = (int32_t)before;
+    if (i < t.tiles_max) t.tile_count[i] = 0;
+    __syncthreads();
+    if (mine < 0) return;
+    t.pairs[lower + before] = i / per_token * (per_token + 1) + i % per_token;
+    if (before % t.width) return;               /* the first pair of a tile describes it */
+    uint32_t tile = before / t.width;
+    for (uint32_t k = 0; k < total; k++) tile += id[k] >= 0 && id[k] < mine && within[k] % t.width == 0;
+    t.tile_expert[tile] = mine;
+    t.tile_first[tile] = lower + before;
+    t.tile_count[tile] = count - before < t.width ? count - before : t.width;
+}
+
+/* Sum of v over the block's threads before this one, and over all. */
+static __device__ uint32_t scan_block(uint32_t v, uint32_t *all) {
+    __shared__ uint32_t part[32];
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    uint32_t sum = v;
+    for (int o = 1; o < 32; o *= 2) {
+        uint32_t other = __shfl_up_sync(0xffffffffu, sum, o);
+        if (lane >= o) sum += other;
     }
     __syncthreads();
-    if (threadIdx.x == 0) {
-        uint32_t pair = 0, tile = 0;
-        for (int e = 0; e < experts; e++) {
-            uint32_t n = counts[e], m = tiles[e];
-            counts[e] = pair;
-            for (uint32_t i = 0; i < m; i++) {
-                t.tile_expert[tile + i] = e;
-                t.tile_first[tile + i] = pair + i * TILE_PAIRS;
-                t.tile_count[tile + i] = n - i * TILE_PAIRS < TILE_PAIRS ? n - i * TILE_PAIRS : TILE_PAIRS;
-            }
-            pair += n;
-            tile += m;
-        }
-        *t.tile_total = tile;
-    }
+    if (lane == 31) part[warp] = sum;
     __syncthreads();
-    for (int e = warp; e < experts; e += warps) {
-        uint32_t at = counts[e];
-        for (uint32_t i = 0; i < total; i += 32) {
-            uint32_t k = i + lane;
-            bool mine = k < total && ids[k] == e;
-            unsigned mask = __ballot_sync(0xffffffffu, mine);
-            if (mine) t.pairs[at + __popc(mask & ((1u << lane) - 1))] = k / per_token * (per_token + 1) + k % per_token;
-            at += __popc(mask);
-        }
+    uint32_t before = 0;
+    *all = 0;
+    for (int w = 0; w < (int)blockDim.x / 32; w++) {
+        if (w < warp) before += part[w];
+        *all += part[w];
+    }
+    return before + sum - v;
+}
+
+/* Pairs of many rows, one block per expert; a thread walks a stretch of the ids. An expert with `lower` pairs before
+ * its own starts at tile lower / width + expert: later ones cannot overlap, and the tiles between are empty. */
+static __global__ void __launch_bounds__(256)
+    sort_many(const int32_t *ids, uint32_t total, int per_token, expert_tiles t) {
+    int32_t e = (int32_t)blockIdx.x;
+    uint32_t stretch = (total + blockDim.x - 1) / blockDim.x, i0 = threadIdx.x * stretch,
+             i1 = i0 + stretch < total ? i0 + stretch : total, lower = 0, equal = 0, n, first;
+    for (uint32_t i = i0; i < i1; i++) {
+        lower += ids[i] >= 0 && ids[i] < e;
+        equal += ids[i] == e;
+    }
+    scan_block(lower, &first);
+    uint32_t at = first + scan_block(equal, &n);
+    for (uint32_t i = i0; i < i1; i++)
+        if (ids[i] == e) t.pairs[at++] = i / per_token * (per_token + 1) + i % per_token;
+    uint32_t tile = first / t.width + e, next = e + 1 < (int32_t)gridDim.x ? (first + n) / t.width + e + 1 : t.tiles_max;
+    for (uint32_t k = tile + threadIdx.x; k < next; k += blockDim.x) {
+        uint32_t done = (k - tile) * t.width;
+        t.tile_expert[k] = e;
+        t.tile_first[k] = first + done;
+        t.tile_count[k] = done >= n ? 0 : n - done < t.width ? n - done : t.width;
     }
 }
 
 void tensor_sort(const int32_t *ids, uint32_t rows, int per_token, int experts, const expert_tiles &t, cudaStream_t s) {
-    sort_kernel<<<1, 1024, 2 * (size_t)experts * sizeof(uint32_t), s>>>(ids, rows, per_token, experts, t);
+    uint32_t total = rows * (uint32_t)per_token;
+    if (few_rows(rows))
+        sort_few<<<1, (total + 31) / 32 * 32, 2 * total * sizeof(int32_t), s>>>(ids, total, per_token, t);
+    else sort_many<<<(unsigned)experts, 256, 0, s>>>(ids, total, per_token, t);
 }
 
-void tensor_experts(const dev_weight *list, int64_t n_count, int64_t k_count, const dev_codes &x, int source_div,
-                    const expert_tiles &t, bool few, float *y, int64_t ldy, cudaStream_t s) {
-    (void)k_count;
-    dev_weight none = { CEDAR_W_NONE, 0, 0, NULL, NULL };
-    source src = { list,          none,         t.pairs,      source_div,   1,    0, 0,
-                   t.tile_expert, t.tile_first, t.tile_count, t.tile_total, false };
-    enum { PARTS = TILE_PAIRS / FEW_T };
-    if (few)
-        codes_few<fp4_rows><<<dim3(ceil_div(n_count, 16), t.tiles_max * PARTS), 32 * FEW_WARPS, 0, s>>>(
-            src, 0, n_count, x, y, ldy, PARTS);
-    else
-        codes_many<fp4_rows, TILE_PAIRS>
-            <<<dim3(ceil_div(n_count, MANY_N), t.tiles_max), 32 * MANY_WARPS, 0, s>>>(src, 0, n_count, x, y, ldy, 1);
+void tensor_experts(const dev_weight *list, int lists, int list_step, int64_t n_count, const uint16_t *x, bool woven,
+                    int source_div, const expert_tiles &t, float *y, float *y_second, int64_t ldy, cudaStream_t s) {
+    source src = {};
+    src.experts = list;
+    src.list = t.pairs;
+    src.div = source_div;
+    src.stride = 1;
+    src.tiles = t;
+    src.x = x;
+    src.y[0] = y;
+    src.y[1] = y_second;
+    src.ldy = ldy;
+    src.n_count = n_count;
+    src.z_list = list_step;
+    src.z_y = 1;
+    src.round = true;
+    launch<fp4_rows>(src, t.tiles_max, (unsigned)lists, shape{ !woven, (int)t.width }, s);
 }

@@ -1,57 +1,75 @@
 /* Private to engine/cuda: linear layers on tensor cores, bf16 arithmetic only.
  *
  * Contract (class D1): an output is the sum of SEGMENTS partial sums over consecutive parts of K, added in order; a
- * part is summed block by block of 32, each block by two m16n8k16 instructions whose other rows and columns cannot
- * change it. Neither the number of rows nor their place in a tile takes part, so any tile size gives the same bits.
+ * part is a chain of m16n8k16 products, ascending in the order below, summed in fp32 by the tensor core. mma.sync and
+ * wgmma give the same bits for such a chain, and rows of a tile do not see each other (docs/ENGINE.md has the check),
+ * so the number of rows, their place in a tile and the kernel that was chosen take no part.
  *
- * Two forms. Codes: FP8 or FP4 weights times FP8 activations; codes multiply exactly in f16, fp32 sums, and the two
- * power-of-two scales of each block of 32 come in afterwards (spec/model.md 3.2, 3.3). Plain: bf16 activations times
- * bf16 weights, or FP8 weights decoded to bf16, which is lossless. */
+ * Both sides are bf16: FP8 and FP4 weights times their power-of-two scales and FP8Q32 activations times theirs fit bf16
+ * exactly (spec/model.md 3.5), so decoding loses nothing.
+ *
+ * Order of K   Blocks of 128. Thread t of a quad takes the 32 weights of a row from 32 t on, eight at a time, and feeds
+ *              eight values v[0..7] to two instructions as the pairs (0,4) (1,5) and (2,6) (3,7): the order in which
+ *              FP4 codes come apart with two masks. One thread then needs one scale a row and reads whole words.
+ *              Activations are either plain (the kernel for few rows picks the pairs itself) or woven, lying in the
+ *              order of the instructions. */
 #ifndef CEDAR_ENGINE_CUDA_TENSOR_CUH
 #define CEDAR_ENGINE_CUDA_TENSOR_CUH
 
 #include "engine/cuda/ops.cuh"
 
-enum { SEGMENTS = 8 };
+enum { SEGMENTS = 8, K_BLOCK = 128 };
 
-/* FP8Q32 codes of activation rows: code [rows, K], scale [rows, K/32]. */
-struct dev_codes {
-    uint8_t *code, *scale;
-};
+/* Up to this many rows of a step activations are plain and the kernels for few rows run. */
+enum { FEW_ROWS = 32 };
+static inline bool few_rows(uint32_t rows) { return rows <= FEW_ROWS; }
 
-/* Rows of a dense launch: row i of the result is made from row (list ? list[i] : i) * stride + first of the codes. */
-struct row_map {
+/* Columns of a row of packed activations. */
+static inline int64_t padded(int64_t k_count) { return (k_count + K_BLOCK - 1) / K_BLOCK * K_BLOCK; }
+
+/* Once per process, before the first launch. */
+cudaError_t tensor_prepare(void);
+
+/* out row = bf16 of row of x [*, ldx] floats, through FP8Q32 if `quantise`; the same row numbers, those listed or
+ * 0 .. n-1. out [*, padded(K)]; columns past K are zero. */
+void tensor_pack(const float *x, int64_t ldx, const uint32_t *list, uint32_t n, int64_t k_count, bool quantise,
+                 bool woven, uint16_t *out, cudaStream_t s);
+
+/* Packed activations of a dense launch: row i of the result is made from row (list ? list[i] : i) * stride + first. */
+struct operand {
+    const uint16_t *x;
     const uint32_t *list;
     int stride, first;
+    bool woven;
 };
 
-/* FP8 codes of rows of x [*, K] floats, under the same row numbers: the listed ones, or rows 0 .. n-1. */
-void tensor_pack(const float *x, const dev_codes &out, const uint32_t *list, uint32_t n, int64_t k_count,
-                 cudaStream_t s);
-
-/* y[i * ldy + n] = codes of row map(i) times rows [n_first, n_first + n_count) of w, rounded to bf16. w: TILES. */
-void tensor_codes(const dev_weight &w, int64_t n_first, int64_t n_count, const dev_codes &x, const row_map &map,
-                  uint32_t rows, float *y, int64_t ldy, cudaStream_t s);
-
-/* Plain form; x floats that are bf16 values; w: BF16 or TILES; round: to bf16. `groups` blocks of n_count rows of w,
- * each with its own K columns of x and n_count columns of y, side by side; n_first with one group only. */
-void tensor_plain(const dev_weight &w, int groups, const float *x, int64_t ldx, const uint32_t *list, uint32_t rows,
-                  int64_t n_first, int64_t n_count, float *y, int64_t ldy, bool round, cudaStream_t s);
+/* y[i * ldy + n] = row i of x times row n of w, to bf16 if `round`. */
+void tensor_linear(const dev_weight &w, const operand &x, uint32_t rows, float *y, int64_t ldy, bool round,
+                   cudaStream_t s);
+/* The same for two weights of one shape and one input at once. */
+void tensor_linear_two(const dev_weight &w0, const dev_weight &w1, const operand &x, uint32_t rows, float *y0,
+                       float *y1, int64_t ldy, bool round, cudaStream_t s);
+/* `groups` equal blocks of rows of w, group g from row ... * stride + first + g of x to columns from g * n_count of y;
+ * rounded. */
+void tensor_groups(const dev_weight &w, int groups, const operand &x, uint32_t rows, float *y, int64_t ldy,
+                   cudaStream_t s);
 
 /* Routed experts: pairs (place, slot) sorted by expert, in tiles of one expert. */
 struct expert_tiles {
     uint32_t *pairs;            /* [rows * per_token] place * (per_token + 1) + slot, by expert, then ascending */
     int32_t *tile_expert;       /* [tiles_max] */
-    uint32_t *tile_first, *tile_count;
-    uint32_t *tile_total;       /* [1] */
-    uint32_t tiles_max;
+    uint32_t *tile_first, *tile_count;  /* [tiles_max] stretches of pairs; a tile without any is skipped */
+    uint32_t tiles_max, width;  /* width: pairs of a tile, at most */
 };
+/* Width and number of tiles for a batch; the largest number for up to `rows` rows. */
+void tensor_tiles(uint32_t rows, int per_token, int experts, expert_tiles *t);
 uint32_t tensor_tiles_max(uint32_t rows, int per_token, int experts);
 void tensor_sort(const int32_t *ids, uint32_t rows, int per_token, int experts, const expert_tiles &t, cudaStream_t s);
 
-/* FP4 experts over the tiles: row of y and of the codes is pair (source_div 1) or pair / (per_token + 1). */
-void tensor_experts(const dev_weight *list, int64_t n_count, int64_t k_count, const dev_codes &x, int source_div,
-                    const expert_tiles &t, bool few, float *y, int64_t ldy, cudaStream_t s);
+/* FP4 experts over the tiles, `lists` (1 or 2) lists of weights list_step apart with results y and y_second: the row
+ * of y is the pair, that of x is the pair (source_div 1) or pair / source_div. Rounded. */
+void tensor_experts(const dev_weight *list, int lists, int list_step, int64_t n_count, const uint16_t *x, bool woven,
+                    int source_div, const expert_tiles &t, float *y, float *y_second, int64_t ldy, cudaStream_t s);
 
 /* --- attention and index scores, bf16 arithmetic ---------------------------------------------------------------------
  *
