@@ -667,8 +667,7 @@ template <class A> struct forward {
             operand px = { b->w.pt, NULL, 1, 0, woven }, pa = { b->w.pa, NULL, slots, m.per_token, woven };
             tensor_experts(m.w1, 2, 2 * m.experts, ld, b->w.pt, woven, slots, t, a, g, ld, s);
             tensor_linear_two(m.shared1, m.shared3, px, count, a + shared_at, g + shared_at, slots * ld, true, s);
-            launch_act<A>(count, m, s);
-            tensor_pack((const float *)m.aq, ld, NULL, count * (uint32_t)slots, ld, true, woven, b->w.pa, s);
+            tensor_act(m, count, woven, b->w.pa, s);
             tensor_experts(m.w2, 1, 0, c->hidden, b->w.pa, woven, 1, t, out, out, c->hidden, s);
             tensor_linear(m.shared2, pa, count, out + (int64_t)m.per_token * c->hidden, (int64_t)slots * c->hidden,
                           true, s);

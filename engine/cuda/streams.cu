@@ -1,4 +1,6 @@
 /* Streams: embedding, single-pass mHC, RMS norms, the drafter's features (spec/model.md 2.0-2.2). */
+#include <type_traits>
+
 #include "engine/cuda/ops.cuh"
 
 /* One number of threads for every batch: sums over a block depend on it. */
@@ -35,59 +37,57 @@ template <class A> void launch_embed(const dev &d, uint32_t n, const dev_weight 
     embed_kernel<A><<<n, 256, 0, s>>>(d, embed);
 }
 
-enum { HC_ROWS = 4, HC_OUTPUTS = 6 };
-
-/* HC_ROWS rows by HC_OUTPUTS projections by one of HC_SPLITS parts of the channels a block. Each sum runs over a
- * thread's channels, then the block's threads, then (in hc_coefficients) the parts: the same order whichever rows share
- * a block. partial [row, HC_SPLITS, outputs + 1], the last one the sum of squares. */
-template <class A> static __global__ void __launch_bounds__(256) hc_project(dev d, dev_weight fn, uint32_t count) {
+/* ROWS rows by OUTPUTS projections by one of HC_SPLITS parts of the channels a warp. Each sum runs over a lane's
+ * channels, four at a time, then the warp's lanes, then (in hc_coefficients) the parts: the same order whichever rows
+ * and outputs share a warp. `sum`: what a lane sums in. partial [row, HC_SPLITS, outputs + 1], the last one the sum of
+ * squares. */
+template <class A, class sum, int ROWS, int OUTPUTS>
+static __global__ void __launch_bounds__(256) hc_project(dev d, dev_weight fn, uint32_t count) {
     typedef typename A::real real;
-    int64_t width = (int64_t)d.hc * d.hidden, begin = width * blockIdx.z / HC_SPLITS,
-            end = width * (blockIdx.z + 1) / HC_SPLITS;
-    uint32_t first = blockIdx.x * HC_ROWS;
-    int n0 = blockIdx.y * HC_OUTPUTS;
-    const real *h[HC_ROWS];
-    const float *w[HC_OUTPUTS];
-    for (int r = 0; r < HC_ROWS; r++)
-        h[r] = (const real *)d.h + d.active[first + r < count ? first + r : count - 1] * width;
-    for (int n = 0; n < HC_OUTPUTS; n++)
-        w[n] = (const float *)fn.data + (n0 + n < fn.rows ? n0 + n : fn.rows - 1) * width;
-    double dot[HC_ROWS][HC_OUTPUTS] = {}, square[HC_ROWS] = {};
-    for (int64_t k = begin + threadIdx.x; k < end; k += blockDim.x) {
-        double wk[HC_OUTPUTS];
+    int64_t quads = (int64_t)d.hc * d.hidden / 4, begin = quads * blockIdx.z / HC_SPLITS,
+            end = quads * (blockIdx.z + 1) / HC_SPLITS;
+    uint32_t first = (blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32) * ROWS;
+    int n0 = blockIdx.y * OUTPUTS, lane = threadIdx.x % 32;
+    if (first >= count) return;
+    struct __align__(16) quad { real v[4]; };
+    const quad *h[ROWS];
+    const float4 *w = (const float4 *)fn.data;
 #pragma unroll
-        for (int n = 0; n < HC_OUTPUTS; n++) wk[n] = (double)w[n][k];
+    for (int r = 0; r < ROWS; r++)
+        h[r] = (const quad *)d.h + d.active[first + r < count ? first + r : count - 1] * quads;
+    sum dot[ROWS][OUTPUTS] = {}, square[ROWS] = {};
+    for (int64_t k = begin + lane; k < end; k += 32) {
+        quad x[ROWS];
 #pragma unroll
-        for (int r = 0; r < HC_ROWS; r++) {
-            double x = (double)h[r][k];
-            square[r] += x * x;
+        for (int r = 0; r < ROWS; r++) {
+            x[r] = h[r][k];
 #pragma unroll
-            for (int n = 0; n < HC_OUTPUTS; n++) dot[r][n] += x * wk[n];
+            for (int i = 0; i < 4; i++) square[r] = fma((sum)x[r].v[i], (sum)x[r].v[i], square[r]);
+        }
+#pragma unroll
+        for (int n = 0; n < OUTPUTS; n++) {
+            float4 wn = w[(n0 + n < fn.rows ? n0 + n : fn.rows - 1) * quads + k];
+            float wk[4] = { wn.x, wn.y, wn.z, wn.w };
+#pragma unroll
+            for (int r = 0; r < ROWS; r++)
+#pragma unroll
+                for (int i = 0; i < 4; i++) dot[r][n] = fma((sum)x[r].v[i], (sum)wk[i], dot[r][n]);
         }
     }
-    /* all sums of the block at once: pairs within a warp, then warps in turn */
-    enum { SUMS = HC_ROWS * (HC_OUTPUTS + 1) };
-    __shared__ double part[8][SUMS];
 #pragma unroll
-    for (int r = 0; r < HC_ROWS; r++)
+    for (int r = 0; r < ROWS; r++) {
+        double *out = d.hc_partial +
+                      ((uint64_t)d.active[first + r < count ? first + r : count - 1] * HC_SPLITS + blockIdx.z) *
+                          (fn.rows + 1);
 #pragma unroll
-        for (int n = 0; n <= HC_OUTPUTS; n++) {
-            double v = n < HC_OUTPUTS ? dot[r][n < HC_OUTPUTS ? n : 0] : square[r];
+        for (int n = 0; n <= OUTPUTS; n++) {
+            sum v = n < OUTPUTS ? dot[r][n < OUTPUTS ? n : 0] : square[r];
             for (int o = 16; o; o /= 2) v += __shfl_down_sync(0xffffffffu, v, o);
-            if (threadIdx.x % 32 == 0) part[threadIdx.x / 32][r * (HC_OUTPUTS + 1) + n] = v;
+            if (lane || first + r >= count) continue;
+            if (n == OUTPUTS && blockIdx.y == 0) out[fn.rows] = (double)v;
+            if (n < OUTPUTS && n0 + n < fn.rows) out[n0 + n] = (double)v;
         }
-    __syncthreads();
-    if (threadIdx.x >= SUMS) return;
-    uint32_t r = threadIdx.x / (HC_OUTPUTS + 1);
-    int n = threadIdx.x % (HC_OUTPUTS + 1);
-    double sum = 0;
-    for (int i = 0; i < 8; i++) sum += part[i][threadIdx.x];
-    double *out =
-        d.hc_partial +
-        ((uint64_t)d.active[first + r < count ? first + r : count - 1] * HC_SPLITS + blockIdx.z) * (fn.rows + 1);
-    if (first + r >= count) return;
-    if (n == HC_OUTPUTS && blockIdx.y == 0) out[fn.rows] = sum;
-    if (n < HC_OUTPUTS && n0 + n < fn.rows) out[n0 + n] = sum;
+    }
 }
 
 /* Sum over four lanes whose numbers differ in the two bits from `step` on: ((0+1) + (2+3)) seen from each lane. */
@@ -174,10 +174,12 @@ static __global__ void hc_coefficients(dev d, dev_weight base, dev_weight scale,
 }
 
 template <class A> void launch_hc(const dev &d, uint32_t n, const hc_site &site, void *pre, cudaStream_t s) {
-    int outputs = (int)site.fn.rows;
-    hc_project<A><<<dim3((n + HC_ROWS - 1) / HC_ROWS, (unsigned)(outputs + HC_OUTPUTS - 1) / HC_OUTPUTS, HC_SPLITS),
-                    256, 0, s>>>(d, site.fn, n);
-    hc_coefficients<A><<<(n + 3) / 4, 128, 0, s>>>(d, site.base, site.scale, pre, n, outputs);
+    unsigned outputs = (unsigned)site.fn.rows;
+    /* bf16 streams: a product has at most 32 bits, and a lane adds few of them */
+    typedef typename std::conditional<std::is_same<A, bf16>::value, float, double>::type sum;
+    if (n <= 32) hc_project<A, sum, 1, 3><<<dim3(n, (outputs + 2) / 3, HC_SPLITS), 32, 0, s>>>(d, site.fn, n);
+    else hc_project<A, sum, 4, 12><<<dim3((n + 31) / 32, (outputs + 11) / 12, HC_SPLITS), 256, 0, s>>>(d, site.fn, n);
+    hc_coefficients<A><<<(n + 3) / 4, 128, 0, s>>>(d, site.base, site.scale, pre, n, (int)outputs);
 }
 
 /* x[k] of a row becomes its norm and, if xq is given, its FP8 round trip; all threads of the block take part. */

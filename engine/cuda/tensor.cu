@@ -1,79 +1,65 @@
 /* Linear layers on tensor cores. */
+#include "engine/cuda/pairs.cuh"
 #include "engine/cuda/tensor.cuh"
+#include "engine/cuda/wgmma.cuh"
 
-enum { FEW_WARPS = SEGMENTS, FEW_N = 16, MANY_WARPS = 8, MANY_N = 128, STAGES = 4 };
+enum { FEW_WARPS = SEGMENTS, FEW_N = 16, MANY_WARPS = 8, MANY_N = 128 };
 
-/* --- decoding: bf16 pairs (0,4) (1,5) (2,6) (3,7) of eight stored values ------------------------------------------- */
+/* --- weights ------------------------------------------------------------------------------------------------------ */
 
-static __device__ __forceinline__ uint32_t times(uint32_t a, uint32_t b) {
-    __nv_bfloat162 r = __hmul2(*(__nv_bfloat162 *)&a, *(__nv_bfloat162 *)&b);
-    return *(uint32_t *)&r;
-}
-
-/* Codes are laid into bf16 with their own exponent, which is off by 2^gap: the factor is that and the block's scale.
- * What the largest power of two in bf16 cannot hold is left for a second product. */
-struct factor {
-    uint32_t pair;
-    int rest;
-    __device__ __forceinline__ factor(uint8_t scale, int gap) {
-        int e = scale + gap;
-        rest = e > 254 ? e - 254 : 0;
-        e -= rest;
-        pair = (uint32_t)e << 7 | (uint32_t)e << 23;
-    }
-    __device__ __forceinline__ uint32_t operator()(uint32_t v) const {
-        v = times(v, pair);
-        if (rest) v = times(v, (uint32_t)(127 + rest) << 7 | (uint32_t)(127 + rest) << 23);
-        return v;
-    }
-};
-
-/* A weight type serves one row's 16 values from 32 t + 16 half on of a block, as one fetch; out of K they are zero. */
-
+/* A weight type serves one row's 16 values from 32 t + 16 half on of a block: fetched, or read from a block's rows that
+ * lie in shared memory, ROW_BYTES each with 16-byte pieces swizzled (piece ^ row % 8, BLOCK_PIECES of them). Out of K
+ * they are zero. */
 /* FP8 with a scale per 32 x 32 tile, or per row and 32 (by_row 1). */
 struct fp8_tiles {
     const uint8_t *code, *scale;
     int64_t k_count, k_blocks;
     __device__ fp8_tiles(const dev_weight &w) : code(w.data), scale(w.scale), k_count(w.cols), k_blocks(w.cols / 32) {}
+    enum { BLOCK_PIECES = 8 };
     struct raw { uint4 v; uint8_t s; };
     __device__ __forceinline__ raw fetch(int64_t row, int64_t block, int half, int t) const {
         int64_t k = block * 4 + t;
         if (k >= k_blocks) return raw{ make_uint4(0, 0, 0, 0), 127 };
-        return raw{ __ldg((const uint4 *)(code + row * k_count + k * 32 + half * 16)),
-                    __ldg(scale + row / 32 * k_blocks + k) };
+        return raw{ __ldg((const uint4 *)(code + row * k_count + k * 32 + half * 16)), fetch_scale(row, block, t) };
     }
-    /* i: the first or second eight. E4M3's exponent has bias 7, bf16's 127. */
+    __device__ __forceinline__ uint8_t fetch_scale(int64_t row, int64_t block, int t) const {
+        int64_t k = block * 4 + t;
+        return __ldg(scale + row / 32 * k_blocks + (k < k_blocks ? k : 0));
+    }
+    __device__ __forceinline__ const uint8_t *row_data(int64_t row) const { return code + row * k_count; }
+    __device__ __forceinline__ int64_t row_bytes() const { return k_count; }
+    static __device__ __forceinline__ raw read(const uint8_t *block, int row, int half, int t, uint8_t s) {
+        return raw{ *(const uint4 *)(block + row * 128 + swizzled(row, 2 * t + half)), s };
+    }
+    /* i: the first or second eight */
     static __device__ __forceinline__ void decode(const raw &r, int i, uint32_t f[4]) {
-        factor scaled(r.s, 127 - 7);
-        uint32_t a = i ? r.v.z : r.v.x, b = i ? r.v.w : r.v.y;
-#pragma unroll
-        for (int k = 0; k < 4; k++) {
-            uint32_t p = __byte_perm(a, b, k == 0 ? 0x4000 : k == 1 ? 0x5010 : k == 2 ? 0x6020 : 0x7030);
-            f[k] = scaled((p & 0x80008000u) | ((p >> 4) & 0x07f007f0u));
-        }
+        e4m3_crossed(i ? r.v.z : r.v.x, i ? r.v.w : r.v.y, factor(r.s, E4M3_GAP), f);
     }
 };
 
-/* MXFP4: a scale per row and 32. E2M1's exponent has bias 1. */
+/* MXFP4: a scale per row and 32. */
 struct fp4_rows {
     const uint8_t *code, *scale;
     int64_t k_count, k_blocks;
     __device__ fp4_rows(const dev_weight &w) : code(w.data), scale(w.scale), k_count(w.cols), k_blocks(w.cols / 32) {}
+    enum { BLOCK_PIECES = 4 };
     struct raw { uint2 v; uint8_t s; };
     __device__ __forceinline__ raw fetch(int64_t row, int64_t block, int half, int t) const {
         int64_t k = block * 4 + t;
         if (k >= k_blocks) return raw{ make_uint2(0, 0), 127 };
-        return raw{ __ldg((const uint2 *)(code + (row * k_count + k * 32) / 2 + half * 8)),
-                    __ldg(scale + row * k_blocks + k) };
+        return raw{ __ldg((const uint2 *)(code + (row * k_count + k * 32) / 2 + half * 8)), fetch_scale(row, block, t) };
+    }
+    __device__ __forceinline__ uint8_t fetch_scale(int64_t row, int64_t block, int t) const {
+        int64_t k = block * 4 + t;
+        return __ldg(scale + row * k_blocks + (k < k_blocks ? k : 0));
+    }
+    __device__ __forceinline__ const uint8_t *row_data(int64_t row) const { return code + row * k_count / 2; }
+    __device__ __forceinline__ int64_t row_bytes() const { return k_count / 2; }
+    static __device__ __forceinline__ raw read(const uint8_t *block, int row, int half, int t, uint8_t s) {
+        return raw{ *(const uint2 *)(block + row * 64 + t * 16 + half * 8), s };
     }
     static __device__ __forceinline__ void decode(const raw &r, int i, uint32_t f[4]) {
-        factor scaled(r.s, 127 - 1);
-        uint32_t v = i ? r.v.y : r.v.x;
-#pragma unroll
-        for (int k = 0; k < 4; k++) {
-            uint32_t w = v >> (4 * k);          /* codes k and k + 4 in the low bits of the two halves */
-            f[k] = scaled((w << 12 & 0x80008000u) | (w << 6 & 0x01c001c0u));
-        }
+        e2m1_crossed(i ? r.v.y : r.v.x, factor(r.s, E2M1_GAP), f);
     }
 };
 
@@ -81,7 +67,16 @@ struct bf16_rows {
     const uint8_t *data;
     int64_t k_count, k_blocks;
     __device__ bf16_rows(const dev_weight &w) : data(w.data), k_count(w.cols), k_blocks(w.cols / 32) {}
+    enum { BLOCK_PIECES = 16 };
     struct raw { uint4 v[2]; };
+    __device__ __forceinline__ uint8_t fetch_scale(int64_t, int64_t, int) const { return 127; }
+    __device__ __forceinline__ const uint8_t *row_data(int64_t row) const { return data + 2 * row * k_count; }
+    __device__ __forceinline__ int64_t row_bytes() const { return 2 * k_count; }
+    static __device__ __forceinline__ raw read(const uint8_t *block, int row, int half, int t, uint8_t) {
+        const uint8_t *r = block + row * 256;
+        return raw{ { *(const uint4 *)(r + swizzled(row, 4 * t + 2 * half)),
+                      *(const uint4 *)(r + swizzled(row, 4 * t + 2 * half + 1)) } };
+    }
     __device__ __forceinline__ raw fetch(int64_t row, int64_t block, int half, int t) const {
         int64_t k = block * 4 + t;
         if (k >= k_blocks) return raw{ { make_uint4(0, 0, 0, 0), make_uint4(0, 0, 0, 0) } };
@@ -96,8 +91,6 @@ struct bf16_rows {
         f[3] = __byte_perm(v.y, v.w, 0x7632);
     }
 };
-
-static __device__ __forceinline__ float rounded(float x) { return __bfloat162float(__float2bfloat16_rn(x)); }
 
 /* Blocks [first, last) of a segment. */
 static __device__ __forceinline__ void segment(int64_t blocks, int seg, int64_t *first, int64_t *last) {
@@ -233,104 +226,93 @@ static __global__ void __launch_bounds__(32 * FEW_WARPS) few_kernel(source src) 
 
 /* --- many rows: arithmetic bound ---------------------------------------------------------------------------------- */
 
-/* c += a (16 weights rows of each warp by 16 k, in registers) times the tile at `b`; c = instead when !add. One group
- * of four warps issues it; it runs on until wgmma_wait. The lists are as long as the tile is wide. */
-#define C4(i) "+f"(c[i]), "+f"(c[i + 1]), "+f"(c[i + 2]), "+f"(c[i + 3])
-#define C16(i) C4(i), C4(i + 4), C4(i + 8), C4(i + 12)
-#define INPUTS "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)add)
-
-static __device__ __forceinline__ void wgmma(float (&c)[16], const uint32_t a[4], uint64_t b, bool add) {
-    asm volatile("{.reg .pred p; setp.ne.b32 p, %21, 0;"
-                 "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 "
-                 "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15},{%16,%17,%18,%19},%20,p,1,1,0;}"
-                 : C16(0)
-                 : INPUTS);
+/* 16 bytes, or zeros when there are none. */
+static __device__ __forceinline__ void copy16(uint32_t to, const void *from, bool there) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(there ? 16 : 0));
 }
 
-static __device__ __forceinline__ void wgmma(float (&c)[32], const uint32_t a[4], uint64_t b, bool add) {
-    asm volatile("{.reg .pred p; setp.ne.b32 p, %37, 0;"
-                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
-                 "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
-                 "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31},{%32,%33,%34,%35},%36,p,1,1,0;}"
-                 : C16(0), C16(16)
-                 : INPUTS);
-}
+enum { SHARED_MAX = 227 * 1024 - 2048 };    /* of a block, less what kernels declare themselves */
 
-static __device__ __forceinline__ void wgmma(float (&c)[64], const uint32_t a[4], uint64_t b, bool add) {
-    asm volatile("{.reg .pred p; setp.ne.b32 p, %69, 0;"
-                 "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
-                 "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
-                 "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
-                 "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,"
-                 "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63},{%64,%65,%66,%67},%68,p,1,1,0;}"
-                 : C16(0), C16(16), C16(32), C16(48)
-                 : INPUTS);
-}
-
-static __device__ __forceinline__ void wgmma_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-static __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-template <int LEFT> static __device__ __forceinline__ void wgmma_wait() {
-    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
-}
-
-/* Descriptor of a tile of rows of 128 bytes whose 16-byte pieces are swizzled (piece ^ row % 8), at a multiple of
- * 1024 bytes: eight rows are 1024 bytes apart. */
-static __device__ __forceinline__ uint64_t tile_descriptor(uint32_t at) {
-    return (uint64_t)((at & 0x3ffff) >> 4) | (1ull << 16) | (64ull << 32) | (1ull << 62);
-}
-
-static __device__ __forceinline__ void copy16(uint32_t to, const void *from) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from));
-}
+template <class Weights, int WIDTH> struct stage {
+    enum {
+        HALF_BYTES = WIDTH * 128,               /* 64 k of the activations */
+        WEIGHTS = 2 * HALF_BYTES,               /* where the weights' blocks begin */
+        BYTES = WEIGHTS + MANY_N * Weights::BLOCK_PIECES * 16,
+        COUNT = 4 * BYTES <= SHARED_MAX ? 4 : 3
+    };
+};
 
 /* MANY_N outputs by WIDTH rows of woven activations. Two groups of four warps have 64 outputs each; every thread
- * decodes the weights of its own fragments while the tensor cores work on those before. */
+ * decodes the weights of its own fragments while the tensor cores work on those before. Codes and activations of the
+ * next blocks are on their way to shared memory meanwhile. */
 template <class Weights, int WIDTH>
 static __global__ void __launch_bounds__(32 * MANY_WARPS, 1) many_kernel(source src) {
-    enum { THREADS = 32 * MANY_WARPS, HALF_BYTES = WIDTH * 128, STAGE_BYTES = 2 * HALF_BYTES, PIECES = K_BLOCK / 8 };
+    typedef stage<Weights, WIDTH> stage;
+    enum {
+        THREADS = 32 * MANY_WARPS,
+        X_PIECES = K_BLOCK / 8, X_STEP = THREADS / X_PIECES, X_COPIES = WIDTH / X_STEP,
+        W_PIECES = Weights::BLOCK_PIECES, W_STEP = THREADS / W_PIECES, W_COPIES = MANY_N / W_STEP
+    };
     extern __shared__ __align__(1024) uint8_t stages[];
-    __shared__ const uint16_t *from[WIDTH];
     work_item it;
     if (!src.item(WIDTH, &it)) return;
     Weights w(it.w);
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    int64_t blocks = (w.k_count + K_BLOCK - 1) / K_BLOCK, n0 = (int64_t)blockIdx.x * MANY_N + warp * 16, r0 = n0 + g,
-            r1 = n0 + g + 8;
-    if (r0 >= src.n_count) r0 = src.n_count - 1;
-    if (r1 >= src.n_count) r1 = src.n_count - 1;
-    r0 += (int64_t)blockIdx.z * src.z_rows;
-    r1 += (int64_t)blockIdx.z * src.z_rows;
-    for (int i = threadIdx.x; i < WIDTH; i += THREADS)
-        from[i] = src.x + (uint64_t)src.from(it.first + (i < (int)it.count ? i : it.count - 1)) * blocks * K_BLOCK;
-    __syncthreads();
-    uint32_t base = (uint32_t)__cvta_generic_to_shared(stages);
-    auto load = [&](int64_t block) {
-        uint32_t stage = base + (uint32_t)(block % STAGES) * STAGE_BYTES;
-#pragma unroll
-        for (int i = threadIdx.x; i < WIDTH * PIECES; i += THREADS) {
-            int row = i / PIECES, piece = i % PIECES;
-            copy16(stage + piece / 8 * HALF_BYTES + row * 128 + (piece % 8 ^ row % 8) * 16,
-                   from[row] + block * K_BLOCK + piece * 8);
-        }
+    int64_t blocks = (w.k_count + K_BLOCK - 1) / K_BLOCK, n_tile = (int64_t)blockIdx.x * MANY_N,
+            z_rows = (int64_t)blockIdx.z * src.z_rows;
+    auto row_of = [&](int i) {                  /* of the weights; rows past the end repeat the last */
+        return z_rows + (n_tile + i < src.n_count ? n_tile + i : src.n_count - 1);
     };
-    for (int64_t b = 0; b < STAGES - 1; b++) {
+    /* what this thread copies of each block: the same piece of every X_STEP-th (W_STEP-th) row */
+    int x_row = threadIdx.x / X_PIECES, x_piece = threadIdx.x % X_PIECES, w_row = threadIdx.x / W_PIECES,
+        w_piece = threadIdx.x % W_PIECES;
+    const uint8_t *x_from[X_COPIES], *w_from[W_COPIES];
+#pragma unroll
+    for (int i = 0; i < X_COPIES; i++) {
+        int c = x_row + i * X_STEP;
+        x_from[i] = (const uint8_t *)(src.x + (uint64_t)src.from(it.first + (c < (int)it.count ? c : it.count - 1)) *
+                                                  blocks * K_BLOCK + x_piece * 8);
+    }
+#pragma unroll
+    for (int i = 0; i < W_COPIES; i++) w_from[i] = w.row_data(row_of(w_row + i * W_STEP)) + w_piece * 16;
+    uint32_t base = (uint32_t)__cvta_generic_to_shared(stages),
+             x_to = x_piece / 8 * stage::HALF_BYTES + x_row * 128 + swizzled(x_row, x_piece % 8),
+             w_to = stage::WEIGHTS + w_row * W_PIECES * 16 + (W_PIECES < 8 ? w_piece * 16 : swizzled(w_row, w_piece));
+    int64_t w_left = w.row_bytes() - w_piece * 16;
+    auto load = [&](int64_t block) {
+        uint32_t to = base + (uint32_t)(block % stage::COUNT) * stage::BYTES;
+#pragma unroll
+        for (int i = 0; i < X_COPIES; i++) copy16(to + x_to + i * X_STEP * 128, x_from[i] + block * K_BLOCK * 2, true);
+#pragma unroll
+        for (int i = 0; i < W_COPIES; i++)
+            copy16(to + w_to + i * W_STEP * W_PIECES * 16, w_from[i] + block * W_PIECES * 16,
+                   block * W_PIECES * 16 < w_left);
+    };
+    for (int64_t b = 0; b < stage::COUNT - 1; b++) {
         if (b < blocks) load(b);
         asm volatile("cp.async.commit_group;" ::: "memory");
     }
-    typename Weights::raw raw[2][2];            /* [half of a block][row] */
-    auto fetch = [&](int half, int64_t block) {
-        if (block >= blocks) return;
-        raw[half][0] = w.fetch(r0, block, half, t);
-        raw[half][1] = w.fetch(r1, block, half, t);
+    int64_t r0 = row_of(warp * 16 + g), r1 = row_of(warp * 16 + g + 8);
+    uint8_t scale[3][2];                        /* of this block and the next two, per row */
+    auto fetch_scales = [&](int64_t block, uint8_t (&to)[2]) {
+        to[0] = w.fetch_scale(r0, block, t);
+        to[1] = w.fetch_scale(r1, block, t);
     };
-    fetch(0, 0);
-    fetch(1, 0);
+    fetch_scales(0, scale[0]);
+    fetch_scales(1, scale[1]);
     float total[WIDTH / 2] = {}, acc[WIDTH / 2];
     uint32_t f[2][2][4];                        /* [in turn][instruction][fragment] */
-    auto decode = [&](int half, int i, uint32_t (&to)[2][4]) {
+    typename Weights::raw raw[2];
+    /* values 32 t + 8 i on of a block */
+    auto decode = [&](int64_t block, int i, const uint8_t (&s)[2], uint32_t (&to)[2][4]) {
+        const uint8_t *from = stages + block % stage::COUNT * stage::BYTES + stage::WEIGHTS;
+        if (i % 2 == 0) {
+            raw[0] = Weights::read(from, warp * 16 + g, i / 2, t, s[0]);
+            raw[1] = Weights::read(from, warp * 16 + g + 8, i / 2, t, s[1]);
+        }
         uint32_t f0[4], f1[4];
-        Weights::decode(raw[half][0], i, f0);
-        Weights::decode(raw[half][1], i, f1);
+        Weights::decode(raw[0], i % 2, f0);
+        Weights::decode(raw[1], i % 2, f1);
 #pragma unroll
         for (int k = 0; k < 2; k++) {
             to[k][0] = f0[2 * k];
@@ -339,7 +321,9 @@ static __global__ void __launch_bounds__(32 * MANY_WARPS, 1) many_kernel(source 
             to[k][3] = f1[2 * k + 1];
         }
     };
-    decode(0, 0, f[0]);
+    asm volatile("cp.async.wait_group %0;" ::"n"(stage::COUNT - 2) : "memory");
+    __syncthreads();
+    decode(0, 0, scale[0], f[0]);
     int64_t b = 0;
     for (int seg = 0; seg < SEGMENTS; seg++) {
         int64_t first, end;
@@ -347,29 +331,33 @@ static __global__ void __launch_bounds__(32 * MANY_WARPS, 1) many_kernel(source 
         if (first == end) continue;
         bool add = false;
         for (; b < end; b++) {
-            asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2) : "memory");
-            asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+            /* this block and the next are there for all threads, and the one before is done with */
+            asm volatile("cp.async.wait_group %0;" ::"n"(stage::COUNT - 3) : "memory");
+            wgmma_publish();
             __syncthreads();
-            if (b + STAGES - 1 < blocks) load(b + STAGES - 1);
+            if (b + stage::COUNT - 1 < blocks) load(b + stage::COUNT - 1);
             asm volatile("cp.async.commit_group;" ::: "memory");
-            uint64_t tile = tile_descriptor(base + (uint32_t)(b % STAGES) * STAGE_BYTES);
+            fetch_scales(b + 2, scale[2]);
+            uint64_t tile = tile_descriptor(base + (uint32_t)(b % stage::COUNT) * stage::BYTES);
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 wgmma_begin();
 #pragma unroll
                 for (int k = 0; k < 2; k++) {
-                    wgmma(acc, f[i & 1][k], tile + (i / 2 * HALF_BYTES + (2 * i + k) % 4 * 32) / 16, add);
+                    wgmma(acc, f[i & 1][k], tile + (i / 2 * stage::HALF_BYTES + (2 * i + k) % 4 * 32) / 16, add);
                     add = true;
                 }
                 wgmma_commit();
                 wgmma_wait<1>();
-                /* the next eight values of each row, and what their halves free */
-                if (i == 3) decode(0, 0, f[0]);
-                else decode((i + 1) / 2, (i + 1) % 2, f[(i + 1) & 1]);
-                if (i == 0) fetch(0, b + 1);
-                if (i == 2) fetch(1, b + 1);
+                if (i < 3) decode(b, i + 1, scale[0], f[(i + 1) & 1]);
+                else if (b + 1 < blocks) decode(b + 1, 0, scale[1], f[0]);
             }
             wgmma_wait<0>();
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                scale[0][r] = scale[1][r];
+                scale[1][r] = scale[2][r];
+            }
         }
 #pragma unroll
         for (int i = 0; i < WIDTH / 2; i++) {
@@ -384,8 +372,9 @@ static __global__ void __launch_bounds__(32 * MANY_WARPS, 1) many_kernel(source 
             int c = 8 * n + 2 * t + k;
             if (c >= (int)it.count) continue;
             float *y = src.row_of_y(it.first + c);
-            if (n0 + g < src.n_count) y[n0 + g] = src.out(total[4 * n + k]);
-            if (n0 + g + 8 < src.n_count) y[n0 + g + 8] = src.out(total[4 * n + 2 + k]);
+            int64_t n0 = n_tile + warp * 16 + g;
+            if (n0 < src.n_count) y[n0] = src.out(total[4 * n + k]);
+            if (n0 + 8 < src.n_count) y[n0 + 8] = src.out(total[4 * n + 2 + k]);
         }
 }
 
@@ -413,10 +402,28 @@ static __device__ __forceinline__ void pack8(float v[8], bool quantise, uint32_t
         }
     }
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-        __nv_bfloat162 p = __floats2bfloat162_rn(v[2 * i], v[2 * i + 1]);
-        out[i] = *(uint32_t *)&p;
+    for (int i = 0; i < 4; i++) out[i] = pair_of(v[2 * i], v[2 * i + 1]);
+}
+
+/* Eight packed values from column k on of a row: as they are, or woven: value i of the eight from 32 t + 8 e on goes to
+ * 32 e + 8 (i % 4) + 2 t + i / 4 of its block (tensor.cuh). */
+static __device__ __forceinline__ void store8(uint16_t *row, int64_t k, const uint32_t p[4], bool woven) {
+    if (!woven) {
+        *(uint4 *)(row + k) = make_uint4(p[0], p[1], p[2], p[3]);
+        return;
     }
+    int t = (int)(k % K_BLOCK) / 32, e = (int)(k % 32) / 8;
+    uint32_t *pairs = (uint32_t *)(row + k / K_BLOCK * K_BLOCK + 32 * e + 2 * t);
+    pairs[0] = __byte_perm(p[0], p[2], 0x5410);
+    pairs[4] = __byte_perm(p[0], p[2], 0x7632);
+    pairs[8] = __byte_perm(p[1], p[3], 0x5410);
+    pairs[12] = __byte_perm(p[1], p[3], 0x7632);
+}
+
+static __device__ __forceinline__ void load8(const float *x, float v[8]) {
+    float4 lo = *(const float4 *)x, hi = *(const float4 *)(x + 4);
+    v[0] = lo.x; v[1] = lo.y; v[2] = lo.z; v[3] = lo.w;
+    v[4] = hi.x; v[5] = hi.y; v[6] = hi.z; v[7] = hi.w;
 }
 
 static __global__ void __launch_bounds__(256)
@@ -425,27 +432,35 @@ static __global__ void __launch_bounds__(256)
     uint64_t row = list ? list[blockIdx.x] : blockIdx.x;
     int64_t width = (k_count + K_BLOCK - 1) / K_BLOCK * K_BLOCK, k = 8 * ((int64_t)blockIdx.y * 256 + threadIdx.x);
     float v[8] = {};
-    if (k < k_count) {
-        float4 lo = *(const float4 *)(x + row * ldx + k), hi = *(const float4 *)(x + row * ldx + k + 4);
-        v[0] = lo.x; v[1] = lo.y; v[2] = lo.z; v[3] = lo.w;
-        v[4] = hi.x; v[5] = hi.y; v[6] = hi.z; v[7] = hi.w;
-    }
+    if (k < k_count) load8(x + row * ldx + k, v);
     uint32_t p[4];
     pack8(v, quantise, p);
-    if (k >= width) return;
-    uint16_t *to = out + row * width;
-    if (!woven) {
-        *(uint4 *)(to + k) = make_uint4(p[0], p[1], p[2], p[3]);
-        return;
+    if (k < width) store8(out + row * width, k, p, woven);
+}
+
+/* SwiGLU of the pairs' gates and ups, times the pair's weight (the shared expert has none), packed through FP8Q32. */
+static __global__ void __launch_bounds__(256) act_kernel(dev_moe m, uint32_t pairs, bool woven, uint16_t *out) {
+    uint32_t width = (uint32_t)(m.moe_dim + K_BLOCK - 1) / K_BLOCK * K_BLOCK, i = blockIdx.x * 256 + threadIdx.x,
+             pair = i / (width / 8), k = i % (width / 8) * 8, slots = (uint32_t)m.per_token + 1, slot = pair % slots;
+    bool there = pair < pairs && (int)k < m.moe_dim;
+    float v[8] = {}, weight = 1, lim = (float)m.limit;
+    if (there && slot < slots - 1) weight = ((const float *)m.weight)[pair / slots * (slots - 1) + slot];
+    if (there) {
+        float a[8], b[8];
+        load8((const float *)m.a + (uint64_t)pair * m.moe_dim + k, a);
+        load8((const float *)m.b + (uint64_t)pair * m.moe_dim + k, b);
+#pragma unroll
+        for (int j = 0; j < 8; j++) {
+            if (lim > 0) {
+                b[j] = b[j] > lim ? lim : b[j] < -lim ? -lim : b[j];
+                a[j] = a[j] > lim ? lim : a[j];
+            }
+            v[j] = rounded(weight * (a[j] * sigmoid(a[j]) * b[j]));
+        }
     }
-    /* value i of the eight from 32 t + 8 e on goes to 32 e + 8 (i % 4) + 2 t + i / 4 (see tensor.cuh) */
-    int64_t block = k / K_BLOCK * K_BLOCK;
-    int t = (int)(k % K_BLOCK) / 32, e = (int)(k % 32) / 8;
-    uint32_t *pairs = (uint32_t *)(to + block + 32 * e + 2 * t);
-    pairs[0] = __byte_perm(p[0], p[2], 0x5410);
-    pairs[4] = __byte_perm(p[0], p[2], 0x7632);
-    pairs[8] = __byte_perm(p[1], p[3], 0x5410);
-    pairs[12] = __byte_perm(p[1], p[3], 0x7632);
+    uint32_t p[4];
+    pack8(v, true, p);
+    if (pair < pairs) store8(out + (uint64_t)pair * width, k, p, woven);
 }
 
 static unsigned ceil_div(int64_t a, int64_t b) { return (unsigned)((a + b - 1) / b); }
@@ -456,11 +471,16 @@ void tensor_pack(const float *x, int64_t ldx, const uint32_t *list, uint32_t n, 
                                                                             out);
 }
 
+void tensor_act(const dev_moe &m, uint32_t rows, bool woven, uint16_t *out, cudaStream_t s) {
+    uint32_t pairs = rows * ((uint32_t)m.per_token + 1);
+    act_kernel<<<ceil_div(pairs * padded(m.moe_dim) / 8, 256), 256, 0, s>>>(m, pairs, woven, out);
+}
+
 /* --- launchers ---------------------------------------------------------------------------------------------------- */
 
 template <class Weights, int WIDTH> static cudaError_t allow_shared() {
     return cudaFuncSetAttribute(many_kernel<Weights, WIDTH>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                STAGES * WIDTH * K_BLOCK * 2);
+                                stage<Weights, WIDTH>::COUNT * stage<Weights, WIDTH>::BYTES);
 }
 
 template <class Weights> static cudaError_t allow_widths() {
@@ -481,17 +501,21 @@ struct shape {
     int width;
 };
 
+template <class Weights, int WIDTH> static void launch_many(dim3 grid, const source &src, cudaStream_t s) {
+    typedef stage<Weights, WIDTH> stage;
+    many_kernel<Weights, WIDTH><<<grid, 32 * MANY_WARPS, stage::COUNT * stage::BYTES, s>>>(src);
+}
+
 template <class Weights> static void launch(const source &src, unsigned tiles, unsigned z, shape sh, cudaStream_t s) {
-    size_t shared = (size_t)STAGES * (unsigned)sh.width * K_BLOCK * 2;
     dim3 few(ceil_div(src.n_count, FEW_N), tiles, z), many(ceil_div(src.n_count, MANY_N), tiles, z);
     if (sh.few) {
         if (sh.width == 8) few_kernel<Weights, 1><<<few, 32 * FEW_WARPS, 0, s>>>(src);
         else if (sh.width == 16) few_kernel<Weights, 2><<<few, 32 * FEW_WARPS, 0, s>>>(src);
         else few_kernel<Weights, 4><<<few, 32 * FEW_WARPS, 0, s>>>(src);
     } else {
-        if (sh.width == 32) many_kernel<Weights, 32><<<many, 32 * MANY_WARPS, shared, s>>>(src);
-        else if (sh.width == 64) many_kernel<Weights, 64><<<many, 32 * MANY_WARPS, shared, s>>>(src);
-        else many_kernel<Weights, 128><<<many, 32 * MANY_WARPS, shared, s>>>(src);
+        if (sh.width == 32) launch_many<Weights, 32>(many, src, s);
+        else if (sh.width == 64) launch_many<Weights, 64>(many, src, s);
+        else launch_many<Weights, 128>(many, src, s);
     }
 }
 

@@ -66,6 +66,9 @@ void tensor_tiles(uint32_t rows, int per_token, int experts, expert_tiles *t);
 uint32_t tensor_tiles_max(uint32_t rows, int per_token, int experts);
 void tensor_sort(const int32_t *ids, uint32_t rows, int per_token, int experts, const expert_tiles &t, cudaStream_t s);
 
+/* Packed activations of all pairs [rows * (per_token + 1), padded(moe_dim)] from m.a and m.b. */
+void tensor_act(const dev_moe &m, uint32_t rows, bool woven, uint16_t *out, cudaStream_t s);
+
 /* FP4 experts over the tiles, `lists` (1 or 2) lists of weights list_step apart with results y and y_second: the row
  * of y is the pair, that of x is the pair (source_div 1) or pair / source_div. Rounded. */
 void tensor_experts(const dev_weight *list, int lists, int list_step, int64_t n_count, const uint16_t *x, bool woven,

@@ -1,0 +1,84 @@
+/* Private to engine/cuda: stored codes as pairs of bf16, exactly. */
+#ifndef CEDAR_ENGINE_CUDA_PAIRS_CUH
+#define CEDAR_ENGINE_CUDA_PAIRS_CUH
+
+#include <cuda_bf16.h>
+#include <stdint.h>
+
+static __device__ __forceinline__ float rounded(float x) { return __bfloat162float(__float2bfloat16_rn(x)); }
+
+static __device__ __forceinline__ uint32_t pair_of(float lo, float hi) {
+    __nv_bfloat162 v = __floats2bfloat162_rn(lo, hi);
+    return *(uint32_t *)&v;
+}
+
+static __device__ __forceinline__ uint32_t times(uint32_t a, uint32_t b) {
+    __nv_bfloat162 r = __hmul2(*(__nv_bfloat162 *)&a, *(__nv_bfloat162 *)&b);
+    return *(uint32_t *)&r;
+}
+
+/* A code's exponent is laid into bf16's as it is, which is off by 2^gap: 127 less the code's own bias. */
+enum { E4M3_GAP = 127 - 7, E2M1_GAP = 127 - 1 };
+
+/* Multiplies by 2^gap and a UE8M0 scale. What the largest power of two in bf16 cannot hold is left for a second
+ * product. */
+struct factor {
+    uint32_t pair;
+    int rest;
+    __device__ __forceinline__ factor(uint8_t scale, int gap) {
+        int e = scale + gap;
+        rest = e > 254 ? e - 254 : 0;
+        e -= rest;
+        pair = (uint32_t)e << 7 | (uint32_t)e << 23;
+    }
+    __device__ __forceinline__ uint32_t operator()(uint32_t v) const {
+        v = times(v, pair);
+        if (rest) v = times(v, (uint32_t)(127 + rest) << 7 | (uint32_t)(127 + rest) << 23);
+        return v;
+    }
+};
+
+/* Multiplies by 2^gap, then by a bf16 value. */
+struct factor_value {
+    uint32_t gap_pair, pair;
+    __device__ __forceinline__ factor_value(float value, int gap)
+        : gap_pair((uint32_t)(127 + gap) << 7 | (uint32_t)(127 + gap) << 23), pair(pair_of(value, value)) {}
+    __device__ __forceinline__ uint32_t operator()(uint32_t v) const { return times(times(v, gap_pair), pair); }
+};
+
+/* E4M3 codes in bytes 1 and 3 of p; the other bytes do not matter. */
+template <class Scale> static __device__ __forceinline__ uint32_t e4m3_pair(uint32_t p, const Scale &scaled) {
+    return scaled((p & 0x80008000u) | ((p >> 4) & 0x07f007f0u));
+}
+
+/* Eight codes in a and b as the pairs (0,4) (1,5) (2,6) (3,7). */
+template <class Scale>
+static __device__ __forceinline__ void e4m3_crossed(uint32_t a, uint32_t b, const Scale &scaled, uint32_t f[4]) {
+    f[0] = e4m3_pair(__byte_perm(a, b, 0x4000), scaled);
+    f[1] = e4m3_pair(__byte_perm(a, b, 0x5010), scaled);
+    f[2] = e4m3_pair(__byte_perm(a, b, 0x6020), scaled);
+    f[3] = e4m3_pair(__byte_perm(a, b, 0x7030), scaled);
+}
+
+/* Four codes as the pairs (0,1) (2,3). */
+template <class Scale> static __device__ __forceinline__ uint2 e4m3_pairs(uint32_t a, const Scale &scaled) {
+    return make_uint2(e4m3_pair(__byte_perm(a, 0, 0x1000), scaled), e4m3_pair(__byte_perm(a, 0, 0x3020), scaled));
+}
+
+/* Eight E2M1 codes as the pairs (0,4) (1,5) (2,6) (3,7): two masks take the codes at the same place of both halves. */
+template <class Scale>
+static __device__ __forceinline__ void e2m1_crossed(uint32_t v, const Scale &scaled, uint32_t f[4]) {
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        uint32_t w = v >> (4 * k);
+        f[k] = scaled((w << 12 & 0x80008000u) | (w << 6 & 0x01c001c0u));
+    }
+}
+
+/* Crossed pairs as (0,1) (2,3) (4,5) (6,7). */
+static __device__ __forceinline__ uint4 uncrossed(const uint32_t f[4]) {
+    return make_uint4(__byte_perm(f[0], f[1], 0x5410), __byte_perm(f[2], f[3], 0x5410),
+                      __byte_perm(f[0], f[1], 0x7632), __byte_perm(f[2], f[3], 0x7632));
+}
+
+#endif
