@@ -50,7 +50,7 @@ struct work {
 };
 
 /* rows worked on at once where a row needs much room */
-enum { SCORE_BATCH = 64, ATTENTION_BATCH = 256, MOE_BATCH = 2048, HEAD_BATCH = 64 };
+enum { SCORE_BATCH = 64, ATTENTION_BATCH = 528, MOE_BATCH = 2048, HEAD_BATCH = 64 };
 
 /* Inputs of a step, in pinned memory. */
 struct staging {
@@ -416,6 +416,7 @@ static cedar_status cuda_open(const cedar_model *m, const cedar_engine_opts *o, 
     b->use_graphs = !o->eager;
     cedar_status st = check(cudaStreamCreateWithFlags(&b->stream, cudaStreamNonBlocking), "making a stream", err);
     if (!st) st = check(tensor_prepare(), "setting up kernels", err);
+    if (!st) st = check(tensor_attention_prepare(), "setting up kernels", err);
     if (!st) st = upload_weights(b, err);
     if (!st) st = take_memory(b, err);
     if (!st) st = fill_constants(b, err);
@@ -621,7 +622,12 @@ template <class A> struct forward {
         launch_norm<A>(d, n, W(k->q_norm), b->w.qr, c->q_lora, tensor ? NULL : b->w.qr, s);
         pack(by_place(b->w.qr, c->q_lora), c->q_lora, true, b->w.pq);
         linear(k->wq_b, by_place(b->w.qr, c->q_lora), b->w.pq, b->w.q, true);
-        launch_rope_heads<A>(d, n, b->w.q, c->heads, c->head_dim, kind, 1, s);
+        if (!whole_rows()) launch_rope_heads<A>(d, n, b->w.q, c->heads, c->head_dim, kind, 1, s);
+    }
+
+    /* Attention of many rows by one launch, rotations and packing included. */
+    bool whole_rows() const {
+        return tensor && plan && !few_rows(n) && !b->o.wo_a_fp8 && tensor_attention_rows_can(d, b->w.attention);
     }
 
     /* w.u = each group of heads of w.q times its rows of w. */
@@ -629,8 +635,9 @@ template <class A> struct forward {
         int groups = c->o_groups;
         int64_t rows = w.rows / groups;
         if constexpr (tensor) {
-            tensor_pack((const float *)b->w.q, k_count, NULL, n * (uint32_t)groups, k_count, false, !few_rows(n),
-                        b->w.po, s);
+            if (!whole_rows())
+                tensor_pack((const float *)b->w.q, k_count, NULL, n * (uint32_t)groups, k_count, false, !few_rows(n),
+                            b->w.po, s);
             tensor_groups(W(w), groups, operand{ b->w.po, NULL, groups, 0, !few_rows(n) }, n, (float *)b->w.u, w.rows,
                           s);
         } else {
@@ -642,7 +649,7 @@ template <class A> struct forward {
 
     void output(const cedar_block *k, int kind) {
         int64_t width = (int64_t)c->heads * c->head_dim, u_width = (int64_t)c->o_groups * c->o_lora;
-        launch_rope_heads<A>(d, n, b->w.q, c->heads, c->head_dim, kind, -1, s);
+        if (!whole_rows()) launch_rope_heads<A>(d, n, b->w.q, c->heads, c->head_dim, kind, -1, s);
         if (b->o.wo_a_fp8) launch_quantise<A>(b->w.q, b->w.q, n * width / 32, s);
         grouped(k->wo_a, width / c->o_groups);
         if (!tensor) launch_quantise<A>(b->w.u, b->w.u, n * u_width / 32, s);
@@ -739,11 +746,17 @@ template <class A> struct forward {
         free(row_h);
     }
 
-    void attend(const cedar_block *k, int32_t layer, int part, int lo) {
+    void attend(const cedar_block *k, int32_t layer, int part, int lo, int kind) {
         if constexpr (tensor) {
-            for (uint32_t first = 0; first < n; first += ATTENTION_BATCH)
-                tensor_attention(d, first, n - first < ATTENTION_BATCH ? n - first : ATTENTION_BATCH, layer, part, lo,
-                                 (float *)b->w.q, W(k->attn_sink), b->w.attention, s);
+            for (uint32_t first = 0; first < n; first += ATTENTION_BATCH) {
+                uint32_t count = n - first < ATTENTION_BATCH ? n - first : ATTENTION_BATCH;
+                if (whole_rows())
+                    tensor_attention_rows(d, first, count, layer, part, lo, kind, (const float *)b->w.q,
+                                          W(k->attn_sink), c->heads / c->o_groups, b->w.attention, b->w.po, s);
+                else
+                    tensor_attention(d, first, count, layer, part, lo, (float *)b->w.q, W(k->attn_sink),
+                                     b->w.attention, s);
+            }
         } else {
             launch_attention<A>(d, n, layer, part, lo, b->w.q, W(k->attn_sink), s);
         }
@@ -751,7 +764,7 @@ template <class A> struct forward {
 
     void scores(uint32_t first, uint32_t count, int part, int ratio, bool restricted) {
         if constexpr (tensor)
-            if (c->index_dim == 128 && c->index_heads % 16 == 0) {
+            if (c->index_dim == 128 && c->index_heads % 16 == 0 && c->index_heads <= 64) {
                 tensor_scores(d, first, count, (const float *)b->w.iq, (const float *)b->w.ig, part, ratio, restricted,
                               s);
                 return;
@@ -768,7 +781,7 @@ template <class A> struct forward {
         if (at_cut && plan->cut != CEDAR_CUT_AFTER) keep();
         query(k, kind);
         if (c->is_index_source[layer]) select(k, layer);
-        attend(k, layer, kind ? b->l.part_of[c->kv_source_of[layer]] : -1, lo);
+        attend(k, layer, kind ? b->l.part_of[c->kv_source_of[layer]] : -1, lo, kind);
         output(k, kind);
         ffn(k, layer, false);
         if (at_cut && plan->cut == CEDAR_CUT_AFTER) keep();

@@ -248,27 +248,35 @@ template <class A> void launch_quantise(const void *x, void *xq, int64_t blocks,
     quantise_kernel<A><<<(unsigned)((blocks * 32 + 255) / 256), 256, 0, s>>>(x, xq, blocks * 32);
 }
 
-template <class A> static __global__ void expand_kernel(dev d, const void *y_in) {
+/* Four neighbouring channels of all streams a thread. */
+enum { EXPAND_THREADS = 256 };
+template <class A> static __global__ void __launch_bounds__(EXPAND_THREADS) expand_kernel(dev d, const void *y_in) {
     typedef typename A::real real;
+    struct __align__(16) quad { real v[4]; };
     uint32_t row = d.active[blockIdx.x];
-    int n = d.hc;
-    real *h = (real *)d.h + (uint64_t)row * n * d.hidden;
-    const real *y = (const real *)y_in + (uint64_t)blockIdx.x * d.hidden,
-               *post = (const real *)d.post + (uint64_t)row * n;
-    const real *comb = (const real *)d.comb + (uint64_t)row * n * n;
-    for (int k = threadIdx.x; k < d.hidden; k += blockDim.x) {
-        real old[CEDAR_HC_MAX];
-        for (int i = 0; i < n; i++) old[i] = h[(int64_t)i * d.hidden + k];
-        for (int to = 0; to < n; to++) {
-            real sum = 0;
-            for (int from = 0; from < n; from++) sum += comb[from * n + to] * old[from];
-            h[(int64_t)to * d.hidden + k] = A::rb(post[to] * y[k] + sum);
-        }
+    int n = d.hc, quads = d.hidden / 4, k = blockIdx.y * EXPAND_THREADS + threadIdx.x;
+    if (k >= quads) return;
+    quad *h = (quad *)d.h + (uint64_t)row * n * quads, y = ((const quad *)y_in)[(uint64_t)blockIdx.x * quads + k],
+         old[CEDAR_HC_MAX];
+    const real *post = (const real *)d.post + (uint64_t)row * n, *comb = (const real *)d.comb + (uint64_t)row * n * n;
+#pragma unroll
+    for (int i = 0; i < CEDAR_HC_MAX; i++)
+        if (i < n) old[i] = h[i * quads + k];
+#pragma unroll
+    for (int to = 0; to < CEDAR_HC_MAX; to++) {
+        if (to >= n) break;
+        quad sum = { { 0, 0, 0, 0 } };
+#pragma unroll
+        for (int from = 0; from < CEDAR_HC_MAX; from++)
+            if (from < n)
+                for (int i = 0; i < 4; i++) sum.v[i] += comb[from * n + to] * old[from].v[i];
+        for (int i = 0; i < 4; i++) sum.v[i] = A::rb(post[to] * y.v[i] + sum.v[i]);
+        h[to * quads + k] = sum;
     }
 }
 
 template <class A> void launch_expand(const dev &d, uint32_t n, const void *y, cudaStream_t s) {
-    expand_kernel<A><<<n, ROW_THREADS, 0, s>>>(d, y);
+    expand_kernel<A><<<dim3(n, (d.hidden / 4 + EXPAND_THREADS - 1) / EXPAND_THREADS), EXPAND_THREADS, 0, s>>>(d, y);
 }
 
 template <class A> static __global__ void feature_kernel(dev d, int slot) {

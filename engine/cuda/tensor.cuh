@@ -25,7 +25,7 @@ enum { FEW_ROWS = 32 };
 static inline bool few_rows(uint32_t rows) { return rows <= FEW_ROWS; }
 
 /* Columns of a row of packed activations. */
-static inline int64_t padded(int64_t k_count) { return (k_count + K_BLOCK - 1) / K_BLOCK * K_BLOCK; }
+static __host__ __device__ inline int64_t padded(int64_t k_count) { return (k_count + K_BLOCK - 1) / K_BLOCK * K_BLOCK; }
 
 /* Once per process, before the first launch. */
 cudaError_t tensor_prepare(void);
@@ -97,6 +97,15 @@ struct attention_work {
 /* Rows [first, first + n) of the list; part -1: no global entries. q [place, heads, head_dim] in, output in place. */
 void tensor_attention(const dev &d, uint32_t first, uint32_t n, int layer, int part, int lo_kind, float *q,
                       const dev_weight &sink, const attention_work &w, cudaStream_t s);
+
+/* The same by one launch for whole rows, if the shape is that of the real model: q as wq_b left it, which is rotated on
+ * the way; out packed and woven [place, groups of heads, heads_per_group * head_dim], rotated back: what wo_a reads.
+ * The same bits as tensor_attention between the two rotations. */
+bool tensor_attention_rows_can(const dev &d, const attention_work &w);
+cudaError_t tensor_attention_prepare(void);
+void tensor_attention_rows(const dev &d, uint32_t first, uint32_t n, int layer, int part, int lo_kind, int table_kind,
+                           const float *q, const dev_weight &sink, int heads_per_group, const attention_work &w,
+                           uint16_t *out, cudaStream_t s);
 
 /* Scores as launch_scores, summed over the heads in a fixed tree. */
 void tensor_scores(const dev &d, uint32_t first, uint32_t n, const float *iq, const float *g, int part, int ratio,

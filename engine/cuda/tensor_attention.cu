@@ -1,12 +1,9 @@
 /* Attention and index scores on tensor cores. */
+#include "engine/cuda/pairs.cuh"
 #include "engine/cuda/tensor.cuh"
+#include "engine/cuda/wgmma.cuh"
 
 enum { HEADS = 64, KEYS = 64, DIMS = 64, THREADS = 256 };     /* 4 warps of 16 heads by 2 halves of keys or channels */
-
-static __device__ __forceinline__ uint32_t pair(float lo, float hi) {
-    __nv_bfloat162 v = __floats2bfloat162_rn(lo, hi);
-    return *(uint32_t *)&v;
-}
 
 static __device__ __forceinline__ void mma(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1) {
     asm volatile(
@@ -29,23 +26,10 @@ static __device__ __forceinline__ void load4_transposed(uint32_t r[4], const voi
                  : "r"(shared_at(p)));
 }
 
-static __device__ __forceinline__ float pow2(uint8_t b) { return __uint_as_float(b ? (uint32_t)b << 23 : 0x400000u); }
-
-static __device__ __forceinline__ float2 fp8x2(uint16_t v) {
+static __device__ __forceinline__ float e4m3(uint8_t v) {
     uint32_t h;
-    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(h) : "h"(v));
-    return __half22float2(*(__half2 *)&h);
-}
-
-static __device__ __forceinline__ float fp8(uint8_t v) { return fp8x2(v).x; }
-
-static __device__ __forceinline__ float2 fp4x2(uint8_t b) {
-    uint32_t h =
-        (uint32_t)(b & 8) << 12 | (uint32_t)(b & 7) << 9 | (uint32_t)(b & 0x80) << 24 | (uint32_t)(b & 0x70) << 21;
-    float2 v = __half22float2(*(__half2 *)&h);
-    v.x *= 16384.0f;
-    v.y *= 16384.0f;
-    return v;
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(h) : "h"((uint16_t)v));
+    return __half22float2(*(__half2 *)&h).x;
 }
 
 /* Small shapes have records of odd sizes: those are read byte by byte. */
@@ -59,29 +43,18 @@ static __device__ __forceinline__ uint2 load_words(const uint8_t *p) {
     return make_uint2(load_word(p), load_word(p + 4));
 }
 
-/* Eight values of a key from channel k (a multiple of 8) on, as four bf16 pairs: exact, every format fits bf16. */
+/* Eight values of a key from channel k (a multiple of 8) on, as pairs of bf16: exact, every format fits. */
 static __device__ __forceinline__ uint4 key_values(const dev_key &r, bool four, int k) {
-    uint32_t out[4] = { 0, 0, 0, 0 };
-    if (r.code) {
-        if (four) {
-            uint32_t v = load_word(r.code + k / 2);
-            float s = fp8(r.scale[k / 16]);
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                float2 x = fp4x2((uint8_t)(v >> (8 * i)));
-                out[i] = pair(x.x * s, x.y * s);
-            }
-        } else {
-            uint2 v = load_words(r.code + k);
-            float s = pow2(r.scale[k / 32]);
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                float2 x = fp8x2((uint16_t)((i < 2 ? v.x : v.y) >> (16 * (i & 1))));
-                out[i] = pair(x.x * s, x.y * s);
-            }
-        }
+    if (!r.code) return make_uint4(0, 0, 0, 0);
+    if (four) {
+        uint32_t f[4];
+        e2m1_crossed(load_word(r.code + k / 2), factor_value(e4m3(r.scale[k / 16]), E2M1_GAP), f);
+        return uncrossed(f);
     }
-    return make_uint4(out[0], out[1], out[2], out[3]);
+    uint2 v = load_words(r.code + k);
+    factor scaled(r.scale[k / 32], E4M3_GAP);
+    uint2 lo = e4m3_pairs(v.x, scaled), hi = e4m3_pairs(v.y, scaled);
+    return make_uint4(lo.x, lo.y, hi.x, hi.y);
 }
 
 /* --- keys of a row ------------------------------------------------------------------------------------------------ */
@@ -138,7 +111,7 @@ static __global__ void __launch_bounds__(THREADS)
     for (int i = threadIdx.x; i < HEADS * dim / 4; i += THREADS) {
         int h = i / (dim / 4), k = i % (dim / 4) * 4;
         float4 v = h0 + h < d.heads ? *(const float4 *)(qr + (uint64_t)(h0 + h) * dim + k) : make_float4(0, 0, 0, 0);
-        *(uint2 *)(qs + h * stride + k) = make_uint2(pair(v.x, v.y), pair(v.z, v.w));
+        *(uint2 *)(qs + h * stride + k) = make_uint2(pair_of(v.x, v.y), pair_of(v.z, v.w));
     }
     float scale = (float)(1 / sqrt((double)dim));
     for (int k0 = blockIdx.y * KEYS; k0 < count; k0 += gridDim.y * KEYS) {
@@ -173,22 +146,32 @@ static __global__ void __launch_bounds__(THREADS)
 
 /* --- probabilities ------------------------------------------------------------------------------------------------ */
 
-/* One warp per (row, head): lanes take keys in turn, so the sum's order is that of the keys. */
+/* One warp per (row, head). The order of the sum is that in which row_kernel has the keys: by every second tile, and in
+ * each by pairs of every eight, then four partial sums in pairs, then the two halves. */
 static __global__ void softmax_kernel(dev d, dev_weight sink, attention_work w, uint32_t n) {
+    extern __shared__ float exps[];
     uint32_t i = (blockIdx.x * blockDim.x + threadIdx.x) / 32, lane = threadIdx.x % 32, row = i / d.heads,
              h = i % d.heads;
     if (row >= n) return;
-    float *l = w.logits + ((uint64_t)row * d.heads + h) * w.keys_max, top = -1e30f, sum = 0;
+    float *l = w.logits + ((uint64_t)row * d.heads + h) * w.keys_max, *e = exps + threadIdx.x / 32 * w.keys_max,
+          top = -1e30f, sum = 0;
     int count = w.count[row], padded = (count + KEYS - 1) / KEYS * KEYS;
     for (int k = lane; k < count; k += 32) top = fmaxf(top, l[k]);
     for (int o = 16; o; o /= 2) top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, o));
     for (int k = lane; k < padded; k += 32) {
-        float e = k < count ? expf(l[k] - top) : 0;
-        sum += e;
-        l[k] = __bfloat162float(__float2bfloat16_rn(e));
+        e[k] = k < count ? expf(l[k] - top) : 0;
+        l[k] = rounded(e[k]);
     }
-    for (int o = 16; o; o /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, o);
-    if (lane == 0) w.total[(uint64_t)row * d.heads + h] = sum + expf(((const float *)sink.data)[h] - top);
+    __syncwarp();
+    if (lane < 8)
+        for (int k = (int)(lane / 4 * KEYS + 2 * (lane % 4)); k < padded; k += k % KEYS < KEYS - 8 ? 8 : KEYS + 8) {
+            sum += e[k];
+            sum += e[k + 1];
+        }
+    sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+    sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+    float other = __shfl_sync(0xffffffffu, sum, 4);
+    if (lane == 0) w.total[(uint64_t)row * d.heads + h] = sum + other + expf(((const float *)sink.data)[h] - top);
 }
 
 /* --- probabilities times keys ------------------------------------------------------------------------------------- */
@@ -226,7 +209,7 @@ static __global__ void __launch_bounds__(THREADS) values_kernel(dev d, uint32_t 
         for (int j = 0; j < P_LOADS; j++) {
             int i = j * THREADS + threadIdx.x;
             *(uint2 *)&ps[i / (KEYS / 4)][i % (KEYS / 4) * 4] =
-                make_uint2(pair(p_next[j].x, p_next[j].y), pair(p_next[j].z, p_next[j].w));
+                make_uint2(pair_of(p_next[j].x, p_next[j].y), pair_of(p_next[j].z, p_next[j].w));
         }
 #pragma unroll
         for (int j = 0; j < V_LOADS; j++) {
@@ -267,13 +250,215 @@ void tensor_attention(const dev &d, uint32_t first, uint32_t n, int layer, int p
     key_kernel<<<n, 128, 0, s>>>(d, first, layer, part, lo_kind, w);
     /* few rows: a block per tile; many rows: a block runs through the tiles with its queries at hand */
     logits_kernel<<<dim3(n, n >= 128 ? 1 : tiles, groups), THREADS, shared, s>>>(d, first, q, w);
-    softmax_kernel<<<(n * (unsigned)d.heads * 32 + 255) / 256, 256, 0, s>>>(d, sink, w, n);
+    softmax_kernel<<<(n * (unsigned)d.heads * 32 + 255) / 256, 256, 8 * (size_t)w.keys_max * sizeof(float), s>>>(d, sink,
+                                                                                                             w, n);
     values_kernel<<<dim3(n, (unsigned)(d.head_dim + DIMS - 1) / DIMS, groups), THREADS, 0, s>>>(d, first, q, w);
+}
+
+/* --- many rows, the real heads ------------------------------------------------------------------------------------ */
+
+/* One row a block: 64 heads of 512 channels against up to ROW_TILES tiles of 64 keys. Two groups of four warps: for the
+ * logits each has every second tile, for the values each has half of the channels. Keys are decoded twice, since they
+ * do not fit decoded; queries give their room to the probabilities. */
+enum {
+    ROW_HEADS = 64, ROW_DIM = 512, ROW_TILES = 10, ROW_THREADS = 256, GROUP = 128,
+    TILE_BYTES = 64 * 128,                      /* 64 rows of 64 values */
+    QUERY_BYTES = ROW_TILES * TILE_BYTES,       /* 8 tiles of queries, then up to 10 of probabilities */
+    KEYS_BYTES = 8 * TILE_BYTES,                /* a group's: 64 keys of 512 channels, or twice 64 of 256 */
+    ROW_BYTES = QUERY_BYTES + 2 * KEYS_BYTES
+};
+
+static __device__ __forceinline__ void group_barrier(int group) {
+    asm volatile("bar.sync %0, %1;" ::"r"(1 + group), "r"((int)GROUP) : "memory");
+}
+
+/* Channels [k0, k0 + 8 PIECES) of the 64 keys of a tile, by the 128 threads of a group: tiles of 64 keys by 64
+ * channels. */
+template <int PIECES>
+static __device__ __forceinline__ void decode_keys(const attention_work &w, int row, int tile, int k0, uint8_t *to) {
+    int thread = threadIdx.x % GROUP;
+    for (int i = thread; i < 64 * PIECES; i += GROUP) {
+        int n = i / PIECES, piece = i % PIECES;
+        uint64_t at = (uint64_t)row * w.keys_max + tile * 64 + n;
+        *(uint4 *)(to + piece / 8 * TILE_BYTES + n * 128 + swizzled(n, piece % 8)) =
+            key_values(w.keys[at], w.fp4[at], k0 + 8 * piece);
+    }
+}
+
+static __device__ __forceinline__ float quad_max(float v) {
+    v = fmaxf(v, __shfl_xor_sync(0xffffffffu, v, 1));
+    return fmaxf(v, __shfl_xor_sync(0xffffffffu, v, 2));
+}
+
+static __device__ __forceinline__ float quad_sum(float v) {
+    v += __shfl_xor_sync(0xffffffffu, v, 1);
+    return v + __shfl_xor_sync(0xffffffffu, v, 2);
+}
+
+/* Rotates neighbours as rope_kernel does; t: cos, sin of the pair. */
+static __device__ __forceinline__ void rotate_pair(float &a, float &b, const float *t, float sign) {
+    float x = a, y = b, si = sign * t[1];
+    a = rounded(x * t[0] - y * si);
+    b = rounded(x * si + y * t[0]);
+}
+
+/* Queries of the row, rotated, as 8 tiles of 64 heads by 64 channels. */
+static __device__ __forceinline__ void load_queries(const dev &d, const float *q, const float *table, uint8_t *to) {
+    int rope_from = ROW_DIM - d.rope;
+    for (int i = threadIdx.x; i < ROW_HEADS * ROW_DIM / 8; i += ROW_THREADS) {
+        int h = i / (ROW_DIM / 8), k = i % (ROW_DIM / 8) * 8;
+        float4 lo = *(const float4 *)(q + h * ROW_DIM + k), hi = *(const float4 *)(q + h * ROW_DIM + k + 4);
+        float v[8] = { lo.x, lo.y, lo.z, lo.w, hi.x, hi.y, hi.z, hi.w };
+        if (k >= rope_from)
+#pragma unroll
+            for (int j = 0; j < 8; j += 2) rotate_pair(v[j], v[j + 1], table + k - rope_from + j, 1);
+        *(uint4 *)(to + k / 64 * TILE_BYTES + h * 128 + swizzled(h, k % 64 / 8)) =
+            make_uint4(pair_of(v[0], v[1]), pair_of(v[2], v[3]), pair_of(v[4], v[5]), pair_of(v[6], v[7]));
+    }
+}
+
+/* Rows [first, first + gridDim.x): q [place, heads, dim] as wq_b left it; out packed and woven, a row per place and
+ * group of heads, rotated back. */
+static __global__ void __launch_bounds__(ROW_THREADS, 1)
+    row_kernel(dev d, uint32_t first, int kind, const float *q, dev_weight sink, attention_work w, uint16_t *out,
+               int heads_per_group) {
+    extern __shared__ __align__(1024) uint8_t tiles[];
+    __shared__ float top_of[2][ROW_HEADS], sum_of[2][ROW_HEADS];
+    int group = threadIdx.x / GROUP, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    uint32_t place = first + blockIdx.x, row = d.active[place];
+    int count = w.count[blockIdx.x], tile_count = (count + 63) / 64, h0 = warp * 16 + g;
+    const float *table = (const float *)d.table + ((uint64_t)kind * d.row_max + row) * d.rope;
+    uint8_t *keys = tiles + QUERY_BYTES + group * KEYS_BYTES;
+    uint32_t queries_at = (uint32_t)__cvta_generic_to_shared(tiles),
+             keys_at = queries_at + QUERY_BYTES + (uint32_t)group * KEYS_BYTES;
+    load_queries(d, q + (uint64_t)place * ROW_HEADS * ROW_DIM, table, tiles);
+    wgmma_publish();
+    __syncthreads();
+    /* logits: 64 heads by the 64 keys of each tile of the group; keys past the end get -inf */
+    float s[ROW_TILES / 2][32], scale = (float)(1 / sqrt((double)ROW_DIM)), top[2] = { -1e30f, -1e30f };
+#pragma unroll
+    for (int i = 0; i < ROW_TILES / 2; i++) {
+        int tile = 2 * i + group;
+        if (tile >= tile_count) break;
+        decode_keys<ROW_DIM / 8>(w, (int)blockIdx.x, tile, 0, keys);
+        wgmma_publish();
+        group_barrier(group);
+        wgmma_begin();
+#pragma unroll
+        for (int k = 0; k < ROW_DIM / 16; k++)
+            wgmma_tiles(s[i], tile_descriptor(queries_at + k / 4 * TILE_BYTES) + k % 4 * 2,
+                        tile_descriptor(keys_at + k / 4 * TILE_BYTES) + k % 4 * 2, k > 0);
+        wgmma_commit();
+        wgmma_wait<0>();
+        group_barrier(group);
+#pragma unroll
+        for (int n = 0; n < 32; n++) {
+            asm volatile("" : "+f"(s[i][n])::"memory");
+            int key = tile * 64 + n / 4 * 8 + 2 * t + (n & 1);
+            s[i][n] = key < count ? s[i][n] * scale : -INFINITY;
+            top[n / 2 & 1] = fmaxf(top[n / 2 & 1], s[i][n]);
+        }
+    }
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        top[r] = quad_max(top[r]);
+        if (t == 0) top_of[group][h0 + 8 * r] = top[r];
+    }
+    __syncthreads();
+    float sum[2] = { 0, 0 };
+#pragma unroll
+    for (int r = 0; r < 2; r++) top[r] = fmaxf(top_of[0][h0 + 8 * r], top_of[1][h0 + 8 * r]);
+    /* probabilities, bf16, and their unrounded sums in the order of softmax_kernel */
+#pragma unroll
+    for (int i = 0; i < ROW_TILES / 2; i++) {
+        int tile = 2 * i + group;
+        if (tile >= tile_count) break;
+#pragma unroll
+        for (int n = 0; n < 8; n++)
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                float a = expf(s[i][4 * n + 2 * r] - top[r]), b = expf(s[i][4 * n + 2 * r + 1] - top[r]);
+                int h = h0 + 8 * r;
+                sum[r] += a;
+                sum[r] += b;
+                *(uint32_t *)(tiles + tile * TILE_BYTES + h * 128 + swizzled(h, n) + 4 * t) = pair_of(a, b);
+            }
+    }
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        sum[r] = quad_sum(sum[r]);
+        if (t == 0) sum_of[group][h0 + 8 * r] = sum[r];
+    }
+    wgmma_publish();
+    __syncthreads();
+    float total[2];
+#pragma unroll
+    for (int r = 0; r < 2; r++)
+        total[r] = sum_of[0][h0 + 8 * r] + sum_of[1][h0 + 8 * r] +
+                   expf(((const float *)sink.data)[h0 + 8 * r] - top[r]);
+    /* values: 64 heads by the group's 256 channels over all keys, ascending; the next tile is decoded meanwhile */
+    enum { CHANNELS = ROW_DIM / 2, BUFFER = KEYS_BYTES / 2 };
+    float o[CHANNELS / 2];
+    decode_keys<CHANNELS / 8>(w, (int)blockIdx.x, 0, group * CHANNELS, keys);
+    wgmma_publish();
+    group_barrier(group);
+    for (int tile = 0; tile < tile_count; tile++) {
+        uint32_t at = keys_at + (uint32_t)(tile & 1) * BUFFER;
+        wgmma_begin();
+#pragma unroll
+        for (int k = 0; k < 4; k++)
+            wgmma_turned(o, tile_descriptor(queries_at + (uint32_t)tile * TILE_BYTES) + k * 2,
+                         turned_descriptor(at, TILE_BYTES) + k * 128, tile + k > 0);
+        wgmma_commit();
+        if (tile + 1 < tile_count)
+            decode_keys<CHANNELS / 8>(w, (int)blockIdx.x, tile + 1, group * CHANNELS, keys + (tile + 1 & 1) * BUFFER);
+        wgmma_publish();
+        wgmma_wait<0>();
+        group_barrier(group);
+    }
+    int64_t width = padded((int64_t)heads_per_group * ROW_DIM);
+    int groups = ROW_HEADS / heads_per_group, rope_from = ROW_DIM - d.rope;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        int h = h0 + 8 * r;
+        uint16_t *to = out + ((uint64_t)place * groups + h / heads_per_group) * width + h % heads_per_group * ROW_DIM;
+#pragma unroll
+        for (int n = 0; n < CHANNELS / 8; n++) {
+            if (r == 0) {
+                asm volatile("" : "+f"(o[4 * n]), "+f"(o[4 * n + 1]), "+f"(o[4 * n + 2]), "+f"(o[4 * n + 3])::"memory");
+            }
+            float a = rounded(o[4 * n + 2 * r] / total[r]), b = rounded(o[4 * n + 2 * r + 1] / total[r]);
+            int k = group * CHANNELS + 8 * n;
+            if (k >= rope_from) rotate_pair(a, b, table + k - rope_from + 2 * t, -1);
+            /* threads 0 and 2 of a quad hold 0, 1 and 4, 5 of eight channels, 1 and 3 the others: with what its partner
+             * gives, each has one of the woven pairs (0,4) (1,5) (2,6) (3,7) */
+            float other = __shfl_xor_sync(0xffffffffu, t < 2 ? b : a, 2);
+            uint32_t p = t < 2 ? pair_of(a, other) : pair_of(other, b);
+            int pair = 2 * (t & 1) + (t >> 1), e = k % 32 / 8, quarter = k % K_BLOCK / 32;
+            *(uint32_t *)(to + k / K_BLOCK * K_BLOCK + 32 * e + 8 * pair + 2 * quarter) = p;
+        }
+    }
+}
+
+bool tensor_attention_rows_can(const dev &d, const attention_work &w) {
+    return d.heads == ROW_HEADS && d.head_dim == ROW_DIM && w.keys_max <= ROW_TILES * 64 && d.rope <= 64 &&
+           d.rope % 8 == 0;
+}
+
+cudaError_t tensor_attention_prepare(void) {
+    return cudaFuncSetAttribute(row_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, ROW_BYTES);
+}
+
+void tensor_attention_rows(const dev &d, uint32_t first, uint32_t n, int layer, int part, int lo_kind, int table_kind,
+                           const float *q, const dev_weight &sink, int heads_per_group, const attention_work &w,
+                           uint16_t *out, cudaStream_t s) {
+    key_kernel<<<n, 128, 0, s>>>(d, first, layer, part, lo_kind, w);
+    row_kernel<<<n, ROW_THREADS, ROW_BYTES, s>>>(d, first, table_kind, q, sink, w, out, heads_per_group);
 }
 
 /* --- index scores ------------------------------------------------------------------------------------------------- */
 
-enum { SCORE_WARPS = 4, SCORE_ENTRIES = 64 };   /* entries of a warp */
+enum { SCORE_WARPS = 4 };
 
 static __device__ __forceinline__ int64_t entry_of(const dev &d, uint32_t row, int64_t n, int64_t visible,
                                                    bool pooled) {
@@ -286,51 +471,74 @@ static __device__ __forceinline__ int64_t entry_of(const dev &d, uint32_t row, i
     return j < visible ? j : -1;
 }
 
-/* index_dim 128 (four threads hold 32 channels each), heads a multiple of 16 up to 64. */
+/* index_dim 128: a thread of a quad holds 32 channels of a head or an entry, in the order of tensor.cuh. Up to 16 * TILES
+ * heads, a multiple of 16. A warp keeps its row's queries in registers and walks `entries` entries, eight at a time. */
+template <int TILES>
 static __global__ void __launch_bounds__(32 * SCORE_WARPS)
     scores_kernel(dev d, uint32_t first, const float *iq_in, const float *g_in, int part, int ratio, bool pooled,
-                  int64_t count_max) {
+                  int64_t count_max, int entries) {
     uint32_t i = first + blockIdx.y, row = d.active[i];
     const dev_entry &e = d.entries[d.row_entry[row]];
     const cedar_page_part &p = d.l->part[part];
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     int64_t visible = (d.row_pos[row] + 1) / ratio,
             listed = pooled ? (int64_t)d.pool_count[row] * d.candidate_block : visible;
-    int64_t n0 = ((int64_t)blockIdx.x * SCORE_WARPS + warp) * SCORE_ENTRIES;
+    int64_t n0 = ((int64_t)blockIdx.x * SCORE_WARPS + warp) * entries, end = n0 + entries;
+    if (end > listed) end = listed;
+    if (end > count_max) end = count_max;
     float *out = (float *)d.scores + (uint64_t)blockIdx.y * d.context;
-    if (n0 >= listed || n0 >= count_max) return;
+    if (n0 >= end) return;
     const float *iq = iq_in + (uint64_t)i * d.index_heads * 128, *gate = g_in + (uint64_t)i * d.index_heads;
-    for (int64_t n = n0; n < n0 + SCORE_ENTRIES && n < listed && n < count_max; n += 8) {
+    uint32_t q[TILES][8][4];
+    float gates[TILES][2];
+#pragma unroll
+    for (int h = 0; h < TILES; h++)
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            int head = 16 * h + g + 8 * r;
+            bool there = head < d.index_heads;
+            gates[h][r] = there ? gate[head] : 0;
+#pragma unroll
+            for (int k = 0; k < 4; k++) {
+                float4 lo = make_float4(0, 0, 0, 0), hi = lo;
+                if (there) {
+                    lo = *(const float4 *)(iq + head * 128 + 32 * t + 8 * k);
+                    hi = *(const float4 *)(iq + head * 128 + 32 * t + 8 * k + 4);
+                }
+                q[h][2 * k][r] = pair_of(lo.x, hi.x);
+                q[h][2 * k][2 + r] = pair_of(lo.y, hi.y);
+                q[h][2 * k + 1][r] = pair_of(lo.z, hi.z);
+                q[h][2 * k + 1][2 + r] = pair_of(lo.w, hi.w);
+            }
+        }
+    for (int64_t n = n0; n < end; n += 8) {
         int64_t j = entry_of(d, row, n + g, visible, pooled);
-        uint32_t b[16];
+        uint32_t words[4] = { 0, 0, 0, 0 };
+        uint8_t scale = 127;
         if (j >= 0) {
             const uint8_t *page = dev_page(d, e.seq, (uint32_t)(j / p.entries));
             const uint8_t *code = page + p.index_codes + (uint64_t)(j % p.entries) * d.l->index_code_bytes + 16 * t;
             uint2 lo = load_words(code), hi = load_words(code + 8);
-            float s = pow2(page[p.index_scales + (uint64_t)(j % p.entries) * d.l->index_scale_bytes + t]);
-            uint32_t words[4] = { lo.x, lo.y, hi.x, hi.y };
+            words[0] = lo.x; words[1] = lo.y; words[2] = hi.x; words[3] = hi.y;
+            scale = page[p.index_scales + (uint64_t)(j % p.entries) * d.l->index_scale_bytes + t];
+        }
+        factor scaled(scale, E2M1_GAP);
+        float c[TILES][4] = {};
 #pragma unroll
-            for (int k = 0; k < 16; k++) {
-                float2 x = fp4x2((uint8_t)(words[k / 4] >> (8 * (k % 4))));
-                b[k] = pair(x.x * s, x.y * s);
+        for (int k = 0; k < 4; k++) {
+            uint32_t b[4];
+            e2m1_crossed(words[k], scaled, b);
+#pragma unroll
+            for (int h = 0; h < TILES; h++) {
+                mma(c[h], q[h][2 * k], b[0], b[1]);
+                mma(c[h], q[h][2 * k + 1], b[2], b[3]);
             }
-        } else {
-#pragma unroll
-            for (int k = 0; k < 16; k++) b[k] = 0;
         }
         float sum0 = 0, sum1 = 0;
-        for (int h = 0; h < d.index_heads; h += 16) {
-            float c[4] = { 0, 0, 0, 0 };
-            const float *q0 = iq + (uint64_t)(h + g) * 128 + 32 * t, *q1 = iq + (uint64_t)(h + g + 8) * 128 + 32 * t;
 #pragma unroll
-            for (int k = 0; k < 8; k++) {
-                float4 x0 = *(const float4 *)(q0 + 4 * k), x1 = *(const float4 *)(q1 + 4 * k);
-                uint32_t a[4] = { pair(x0.x, x0.y), pair(x1.x, x1.y), pair(x0.z, x0.w), pair(x1.z, x1.w) };
-                mma(c, a, b[2 * k], b[2 * k + 1]);
-            }
-            float g0 = gate[h + g], g1 = gate[h + g + 8];
-            sum0 += g0 * fmaxf(c[0], 0.0f) + g1 * fmaxf(c[2], 0.0f);
-            sum1 += g0 * fmaxf(c[1], 0.0f) + g1 * fmaxf(c[3], 0.0f);
+        for (int h = 0; h < TILES; h++) {
+            sum0 += gates[h][0] * fmaxf(c[h][0], 0.0f) + gates[h][1] * fmaxf(c[h][2], 0.0f);
+            sum1 += gates[h][0] * fmaxf(c[h][1], 0.0f) + gates[h][1] * fmaxf(c[h][3], 0.0f);
         }
 #pragma unroll
         for (int o = 4; o < 32; o *= 2) {
@@ -349,6 +557,8 @@ void tensor_scores(const dev &d, uint32_t first, uint32_t n, const float *iq, co
                    bool pooled, cudaStream_t s) {
     int64_t count = pooled ? (int64_t)d.candidate_blocks * d.candidate_block : d.context;
     if (count > d.context) count = d.context;
-    scores_kernel<<<dim3((unsigned)((count + SCORE_WARPS * SCORE_ENTRIES - 1) / (SCORE_WARPS * SCORE_ENTRIES)), n),
-                    32 * SCORE_WARPS, 0, s>>>(d, first, iq, g, part, ratio, pooled, count);
+    int entries = few_rows(n) ? 32 : 256;       /* a long walk spares loading the queries again */
+    dim3 grid((unsigned)((count + SCORE_WARPS * entries - 1) / (SCORE_WARPS * entries)), n);
+    auto kernel = d.index_heads <= 32 ? scores_kernel<2> : scores_kernel<4>;
+    kernel<<<grid, 32 * SCORE_WARPS, 0, s>>>(d, first, iq, g, part, ratio, pooled, count, entries);
 }
