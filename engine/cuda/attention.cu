@@ -19,7 +19,7 @@ template <class A> static __global__ void rope_kernel(dev d, void *q, int heads,
     uint32_t row = d.active[blockIdx.x];
     const real *t = table_of<A>(d, kind, row);
     int pairs = d.rope / 2;
-    for (int i = threadIdx.x; i < heads * pairs; i += blockDim.x) {
+    for (int i = blockIdx.y * blockDim.x + threadIdx.x; i < heads * pairs; i += gridDim.y * blockDim.x) {
         real *tail = (real *)q + ((uint64_t)blockIdx.x * heads + i / pairs) * width + width - d.rope;
         rotate<A>(tail, t, i % pairs, sign);
     }
@@ -27,7 +27,7 @@ template <class A> static __global__ void rope_kernel(dev d, void *q, int heads,
 
 template <class A>
 void launch_rope_heads(const dev &d, uint32_t n, void *q, int heads, int width, int kind, int sign, cudaStream_t s) {
-    rope_kernel<A><<<n, 128, 0, s>>>(d, q, heads, width, kind, sign);
+    rope_kernel<A><<<dim3(n, (unsigned)(heads * d.rope / 2 + 127) / 128), 128, 0, s>>>(d, q, heads, width, kind, sign);
 }
 
 template <class A> static __global__ void window_kernel(dev d, dev_weight gain, void *kv_in, int kind) {
@@ -53,7 +53,7 @@ template <class A> static __global__ void window_kernel(dev d, dev_weight gain, 
 
 template <class A>
 void launch_window_rows(const dev &d, uint32_t n, const dev_weight &gain, void *kv, int kind, cudaStream_t s) {
-    window_kernel<A><<<n, 64, 0, s>>>(d, gain, kv, kind);
+    window_kernel<A><<<n, 512, 0, s>>>(d, gain, kv, kind);
 }
 
 static __global__ void commit_ring_kernel(dev d, uint32_t ring) {

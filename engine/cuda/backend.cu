@@ -74,6 +74,9 @@ struct graph_slot {
 
 enum { GRAPHS_MAX = 64 };
 
+/* Work that the main stream waits for later only: mHC coefficients; window rows and global rows; the shared expert. */
+enum { SIDE_HC, SIDE_KV, SIDE_SHARED, SIDES };
+
 struct cuda_backend {
     graph_slot graphs[GRAPHS_MAX];
     uint64_t graph_clock;
@@ -82,7 +85,8 @@ struct cuda_backend {
     const cedar_config *c;
     cedar_engine_opts o;
     cedar_layout l;
-    cudaStream_t stream;
+    cudaStream_t stream, side[SIDES];
+    cudaEvent_t forked[SIDES], joined[SIDES];
     uint8_t *weights_mem, *memory;      /* device */
     uint8_t *pinned;
     uint64_t state_bytes, work_bytes;
@@ -333,6 +337,11 @@ static void cuda_close(void *self) {
     for (int i = 0; i < GRAPHS_MAX; i++)
         if (b->graphs[i].exec) cudaGraphExecDestroy(b->graphs[i].exec);
     if (b->stream) cudaStreamDestroy(b->stream);
+    for (int i = 0; i < SIDES; i++) {
+        if (b->side[i]) cudaStreamDestroy(b->side[i]);
+        if (b->forked[i]) cudaEventDestroy(b->forked[i]);
+        if (b->joined[i]) cudaEventDestroy(b->joined[i]);
+    }
     cudaFree(b->weights_mem);
     cudaFree(b->memory);
     if (b->experts)
@@ -402,6 +411,16 @@ static cedar_status take_memory(cuda_backend *b, cedar_err *err) {
     return check(cudaMemset(b->memory, 0x7F, m.used), "filling device memory", err);
 }
 
+static cedar_status make_streams(cuda_backend *b, cedar_err *err) {
+    cudaError_t e = cudaStreamCreateWithFlags(&b->stream, cudaStreamNonBlocking);
+    for (int i = 0; i < SIDES && !e; i++) {
+        e = cudaStreamCreateWithFlags(&b->side[i], cudaStreamNonBlocking);
+        if (!e) e = cudaEventCreateWithFlags(&b->forked[i], cudaEventDisableTiming);
+        if (!e) e = cudaEventCreateWithFlags(&b->joined[i], cudaEventDisableTiming);
+    }
+    return check(e, "making streams", err);
+}
+
 static cedar_status cuda_open(const cedar_model *m, const cedar_engine_opts *o, const cedar_layout *l, void **self,
                               cedar_err *err) {
     int devices = 0;
@@ -414,7 +433,7 @@ static cedar_status cuda_open(const cedar_model *m, const cedar_engine_opts *o, 
     b->o = *o;
     b->l = *l;
     b->use_graphs = !o->eager;
-    cedar_status st = check(cudaStreamCreateWithFlags(&b->stream, cudaStreamNonBlocking), "making a stream", err);
+    cedar_status st = make_streams(b, err);
     if (!st) st = check(tensor_prepare(), "setting up kernels", err);
     if (!st) st = check(tensor_attention_prepare(), "setting up kernels", err);
     if (!st) st = upload_weights(b, err);
@@ -519,6 +538,24 @@ template <class A> struct forward {
     dev_rows by_place(void *base, int64_t ld) const { return dev_rows{ base, ld, false }; }
     static constexpr bool tensor = std::is_same<A, bf16>::value;
 
+    /* Launches made by `work` go to a side stream, after all before them; join makes the main stream wait for them. With
+     * a tap everything stays on one stream, which is what the tap reads behind. */
+    template <class Work> void fork(int side, Work work) {
+        cudaStream_t main = s;
+        if (!b->tap) {
+            cudaEventRecord(b->forked[side], s);
+            s = b->side[side];
+            cudaStreamWaitEvent(s, b->forked[side], 0);
+        }
+        work();
+        s = main;
+    }
+    void join(int side) {
+        if (b->tap) return;
+        cudaEventRecord(b->joined[side], b->side[side]);
+        cudaStreamWaitEvent(s, b->joined[side], 0);
+    }
+
     operand packed(const uint16_t *x, bool indexed) const {
         return operand{ x, indexed ? d.active : NULL, 1, 0, !few_rows(n) };
     }
@@ -537,34 +574,48 @@ template <class A> struct forward {
         return hc_site{ W(fn), W(base), W(scale) };
     }
 
+    /* A block's normed input: x by row and what the linear layers read, with `both` also without FP8. */
+    void collapse(const void *pre, const cedar_weight &gain, void *x, void *xq, bool indexed, bool both) {
+        if constexpr (tensor)
+            tensor_collapse(d, n, pre, W(gain), indexed, !few_rows(n), both ? b->w.px : NULL, b->w.pxq, s);
+        else launch_collapse<A>(d, n, pre, W(gain), x, xq, indexed, s);
+    }
+
+    void engram(const cedar_block *k, int32_t layer) {
+        const int64_t *e = b->w.engram + (size_t)c->engram_at[layer] * 3 * CEDAR_ENGRAM_ROWS_MAX;
+        launch_engram_rows<A>(d, n, 0, e, e + CEDAR_ENGRAM_ROWS_MAX, e + 2 * CEDAR_ENGRAM_ROWS_MAX, c->engram_pad,
+                              W(k->engram_embed), b->w.e, s);
+        tap_rows(b, CEDAR_TAP_ENGRAM_ROWS, layer, plan, list, n, d.engram_ids, true, d.engram_rows,
+                 (uint32_t)d.engram_rows, TAP_BYTES, 8);
+        dev_rows e_rows = by_place(b->w.e, (int64_t)c->engram_rows_per_token * c->engram_dim);
+        pack(e_rows, e_rows.ld, true, b->w.pt);
+        linear(k->engram_wkv, e_rows, b->w.pt, b->w.ekv, true);
+        launch_engram_gate<A>(d, n, W(k->engram_q), W(k->engram_k), b->w.ekv, s);
+    }
+
+    /* Up to the keys of the layer's own rows, which may still be under way on SIDE_KV, as its mHC coefficients on
+     * SIDE_HC. */
     void before(const cedar_block *k, int32_t layer, bool draft) {
         int kind = c->ratio[layer] > 0;
-        if (!draft && c->engram_at[layer] >= 0) {
-            const int64_t *e = b->w.engram + (size_t)c->engram_at[layer] * 3 * CEDAR_ENGRAM_ROWS_MAX;
-            launch_engram_rows<A>(d, n, 0, e, e + CEDAR_ENGRAM_ROWS_MAX, e + 2 * CEDAR_ENGRAM_ROWS_MAX, c->engram_pad,
-                                  W(k->engram_embed), b->w.e, s);
-            tap_rows(b, CEDAR_TAP_ENGRAM_ROWS, layer, plan, list, n, d.engram_ids, true, d.engram_rows,
-                     (uint32_t)d.engram_rows, TAP_BYTES, 8);
-            dev_rows e_rows = by_place(b->w.e, (int64_t)c->engram_rows_per_token * c->engram_dim);
-            pack(e_rows, e_rows.ld, true, b->w.pt);
-            linear(k->engram_wkv, e_rows, b->w.pt, b->w.ekv, true);
-            launch_engram_gate<A>(d, n, W(k->engram_q), W(k->engram_k), b->w.ekv, s);
-        }
+        if (!draft && c->engram_at[layer] >= 0) engram(k, layer);
         if (!draft && c->is_target[layer]) {
             int slot = 0;
             while (c->targets[slot] != layer) slot++;
             launch_feature<A>(d, n, slot, s);
         }
-        launch_hc<A>(d, n, site(k->hc_attn_fn, k->hc_attn_base, k->hc_attn_scale), d.pre_attn, s);
-        launch_collapse<A>(d, n, d.pre, W(k->attn_norm), d.x, tensor ? NULL : d.xq, true, s);
-        pack(by_row(d.x, c->hidden), c->hidden, true, b->w.pxq);
+        fork(SIDE_HC, [&] {
+            launch_hc<A>(d, n, site(k->hc_attn_fn, k->hc_attn_base, k->hc_attn_scale), d.pre_attn, s);
+        });
+        collapse(d.pre, k->attn_norm, d.x, d.xq, true, !draft && (c->is_kv_source[layer] || c->is_index_source[layer]));
+        fork(SIDE_KV, [&] { keys(k, layer, kind, draft); });
+    }
+
+    void keys(const cedar_block *k, int32_t layer, int kind, bool draft) {
         linear(k->wkv, by_row(d.xq, c->hidden), b->w.pxq, b->w.kv, true);
         launch_window_rows<A>(d, n, W(k->kv_norm), b->w.kv, kind, s);
         if (draft) return;
         tap_rows(b, CEDAR_TAP_WINDOW, layer, plan, list, n, d.window_rows, true, b->l.ring_row_bytes,
                  b->l.ring_row_bytes, TAP_BYTES, 1);
-        if (c->is_kv_source[layer] || c->is_index_source[layer])
-            pack(by_row(d.x, c->hidden), c->hidden, false, b->w.px);
         if (!c->is_kv_source[layer]) return;
         bool group = c->ratio[layer] > 1;
         linear(k->comp_wkv, by_row(d.x, c->hidden), b->w.px, b->w.kv, false);
@@ -617,10 +668,16 @@ template <class A> struct forward {
         tap_rows(b, CEDAR_TAP_TOPK, layer, plan, list, n, d.topk_ids, true, d.topk, (uint32_t)d.topk, TAP_BYTES, 4);
     }
 
+    /* x [place, width] normed and through FP8: its values in place, or packed. */
+    void norm(const cedar_weight &gain, void *x, int64_t width, uint16_t *p) {
+        if constexpr (tensor)
+            tensor_norm((const float *)x, (int)width, n, W(gain), d.norm_eps, !few_rows(n), p, s);
+        else launch_norm<A>(d, n, W(gain), x, width, x, s);
+    }
+
     void query(const cedar_block *k, int kind) {
         linear(k->wq_a, by_row(d.xq, c->hidden), b->w.pxq, b->w.qr, true);
-        launch_norm<A>(d, n, W(k->q_norm), b->w.qr, c->q_lora, tensor ? NULL : b->w.qr, s);
-        pack(by_place(b->w.qr, c->q_lora), c->q_lora, true, b->w.pq);
+        norm(k->q_norm, b->w.qr, c->q_lora, b->w.pq);
         linear(k->wq_b, by_place(b->w.qr, c->q_lora), b->w.pq, b->w.q, true);
         if (!whole_rows()) launch_rope_heads<A>(d, n, b->w.q, c->heads, c->head_dim, kind, 1, s);
     }
@@ -655,38 +712,51 @@ template <class A> struct forward {
         if (!tensor) launch_quantise<A>(b->w.u, b->w.u, n * u_width / 32, s);
         pack(by_place(b->w.u, u_width), u_width, true, b->w.pt);
         linear(k->wo_b, by_place(b->w.u, u_width), b->w.pt, b->w.att, true);
+        join(SIDE_HC);
         launch_expand<A>(d, n, b->w.att, s);
     }
 
-    void experts_of(uint32_t count, const dev_moe &m, const real *x, const real *xq, real *y) {
+    /* Rows [first, first + count) of the list through the experts and into the streams. */
+    void run_experts(uint32_t first, uint32_t count, const dev_moe &m) {
         if constexpr (!tensor) {
-            launch_moe<A>(d, count, m, xq, y, s);
+            launch_moe<A>(d, count, m, (const real *)b->w.xqc + (uint64_t)first * c->hidden,
+                          (real *)b->w.y + (uint64_t)first * c->hidden, s);
         } else {
             int slots = m.per_token + 1;
-            bool woven = !few_rows(count);
+            bool woven = !few_rows(n);
+            const uint16_t *x = b->w.pxq + (uint64_t)first * (uint64_t)padded(c->hidden);
             expert_tiles t = b->w.tiles;
-            tensor_tiles(count, m.per_token, m.experts, &t);
-            launch_route<A>(count, m, s);
-            tensor_sort(m.ids, count, m.per_token, m.experts, t, s);
-            tensor_pack(x, c->hidden, NULL, count, c->hidden, true, woven, b->w.pt, s);
+            tensor_tiles(count, m.per_token, m.experts, woven, &t);
             float *a = (float *)m.a, *g = (float *)m.b, *out = (float *)m.out;
             int64_t ld = m.moe_dim, shared_at = m.per_token * ld;
-            operand px = { b->w.pt, NULL, 1, 0, woven }, pa = { b->w.pa, NULL, slots, m.per_token, woven };
-            tensor_experts(m.w1, 2, 2 * m.experts, ld, b->w.pt, woven, slots, t, a, g, ld, s);
-            tensor_linear_two(m.shared1, m.shared3, px, count, a + shared_at, g + shared_at, slots * ld, true, s);
+            operand px = { x, NULL, 1, 0, woven }, pa = { b->w.pa, NULL, slots, m.per_token, woven };
+            fork(SIDE_SHARED, [&] {
+                tensor_linear_two(m.shared1, m.shared3, px, count, a + shared_at, g + shared_at, slots * ld, true, s);
+            });
+            tensor_linear(m.gate, operand{ b->w.px + (uint64_t)first * (uint64_t)padded(c->hidden), NULL, 1, 0, woven },
+                          count, (float *)m.z, m.experts, false, s);
+            launch_route<A>(count, m, s);
+            tensor_sort(m.ids, count, m.per_token, m.experts, woven, t, s);
+            tensor_experts(m.w1, 2, 2 * m.experts, ld, x, woven, slots, t, a, g, ld, s);
+            join(SIDE_SHARED);
             tensor_act(m, count, woven, b->w.pa, s);
+            fork(SIDE_SHARED, [&] {
+                tensor_linear(m.shared2, pa, count, out + (int64_t)m.per_token * c->hidden, (int64_t)slots * c->hidden,
+                              true, s);
+            });
             tensor_experts(m.w2, 1, 0, c->hidden, b->w.pa, woven, 1, t, out, out, c->hidden, s);
-            tensor_linear(m.shared2, pa, count, out + (int64_t)m.per_token * c->hidden, (int64_t)slots * c->hidden,
-                          true, s);
-            launch_expert_sum<A>(d, count, m, y, s);
+            join(SIDE_SHARED);
+            if (first == 0) join(SIDE_HC);
+            tensor_expand_experts(d, first, count, m, s);
         }
     }
 
     void ffn(const cedar_block *k, int32_t layer, bool draft) {
-        launch_hc<A>(d, n, site(k->hc_ffn_fn, k->hc_ffn_base, k->hc_ffn_scale), d.pre, s);
-        launch_collapse<A>(d, n, d.pre_attn, W(k->ffn_norm), b->w.xc, tensor ? NULL : b->w.xqc, false, s);
-        pack(by_place(b->w.xc, c->hidden), c->hidden, false, b->w.px);
-        linear(k->gate, by_place(b->w.xc, c->hidden), b->w.px, b->w.moe.z, false);
+        fork(SIDE_HC, [&] {
+            launch_hc<A>(d, n, site(k->hc_ffn_fn, k->hc_ffn_base, k->hc_ffn_scale), d.pre, s);
+        });
+        collapse(d.pre_attn, k->ffn_norm, b->w.xc, b->w.xqc, false, true);
+        if (!tensor) linear(k->gate, by_place(b->w.xc, c->hidden), NULL, b->w.moe.z, false);
         dev_moe m = b->w.moe;
         size_t experts = (size_t)k->expert_count;
         m.w1 = b->experts[layer];
@@ -707,11 +777,13 @@ template <class A> struct forward {
             part.z = (real *)m.z + (uint64_t)first * m.experts;
             part.ids = m.ids + (uint64_t)first * m.per_token;
             part.weight = (real *)m.weight + (uint64_t)first * m.per_token;
-            experts_of(count, part, (real *)b->w.xc + (uint64_t)first * c->hidden,
-                       (real *)b->w.xqc + (uint64_t)first * c->hidden,
-                       (real *)b->w.y + (uint64_t)first * c->hidden);
+            if constexpr (tensor) part.gate = W(k->gate);
+            run_experts(first, count, part);
         }
-        launch_expand<A>(d, n, b->w.y, s);
+        if (!tensor) {
+            join(SIDE_HC);
+            launch_expand<A>(d, n, b->w.y, s);
+        }
         if (draft || !b->tap) return;
         uint32_t k_count = (uint32_t)m.per_token, width = (uint32_t)(c->hc * c->hidden);
         tap_rows(b, CEDAR_TAP_ROUTER_IDS, layer, plan, list, n, m.ids, false, k_count, k_count, TAP_BYTES, 4);
@@ -780,6 +852,7 @@ template <class A> struct forward {
         before(k, layer, false);
         if (at_cut && plan->cut != CEDAR_CUT_AFTER) keep();
         query(k, kind);
+        join(SIDE_KV);
         if (c->is_index_source[layer]) select(k, layer);
         attend(k, layer, kind ? b->l.part_of[c->kv_source_of[layer]] : -1, lo, kind);
         output(k, kind);
@@ -797,8 +870,7 @@ template <class A> struct forward {
             launch_quantise<A>(d.features, b->w.features_q, (int64_t)plan->rows * c->target_count * c->hidden / 32, s);
         pack(f_rows, f_rows.ld, true, b->w.pt);
         linear(b->model->main_proj, f_rows, b->w.pt, b->w.main_x, true);
-        launch_norm<A>(d, n, W(b->model->main_norm), b->w.main_x, c->hidden, tensor ? NULL : b->w.main_x, s);
-        pack(by_place(b->w.main_x, c->hidden), c->hidden, true, b->w.pt);
+        norm(b->model->main_norm, b->w.main_x, c->hidden, b->w.pt);
         for (int32_t stage = 0; stage < c->stages; stage++) {
             const cedar_block *k = &b->model->blocks[c->layers + stage];
             linear(k->wkv, by_place(b->w.main_x, c->hidden), b->w.pt, b->w.kv, true);
@@ -809,13 +881,19 @@ template <class A> struct forward {
         }
     }
 
+    /* The head's input by place, packed in px or its values in xc. */
+    void head_input(const cedar_weight &gain) {
+        if constexpr (tensor)
+            tensor_collapse(d, n, d.pre, W(gain), false, !few_rows(n), b->w.px, NULL, s);
+        else launch_collapse<A>(d, n, d.pre, W(gain), b->w.xc, NULL, false, s);
+    }
+
     /* Logits land in w.all_logits, tokens in w.argmax. */
     void logits(bool want) {
         for (uint32_t first = 0; first < plan->logits; first += HEAD_BATCH) {
             n = plan->logits - first < HEAD_BATCH ? plan->logits - first : HEAD_BATCH;
             d.active = b->w.logit_rows + first;
-            launch_collapse<A>(d, n, d.pre, W(b->model->norm), b->w.xc, NULL, false, s);
-            pack(by_place(b->w.xc, c->hidden), c->hidden, false, b->w.px);
+            head_input(b->model->norm);
             linear(b->model->head, by_place(b->w.xc, c->hidden), b->w.px, b->w.head, false);
             launch_logits<A>(d, n, b->w.head, want ? b->w.logits + (uint64_t)first * c->vocab : NULL,
                              b->w.argmax + first, c->vocab, s);
@@ -950,13 +1028,14 @@ template <class A> struct forward {
             const cedar_block *k = &m->blocks[layer];
             f.before(k, layer, true);
             f.query(k, 0);
+            f.join(SIDE_KV);
             launch_draft_attention<A>(f.d, f.n, it->seq, lo, q->pos, layer, b->w.q, f.W(k->attn_sink), f.s);
             f.output(k, 0);
             f.ffn(k, layer, true);
         }
         const dev_weight none = { CEDAR_W_NONE, 0, 0, NULL, NULL };
         launch_collapse<A>(f.d, f.n, f.d.pre, none, b->w.row_y, NULL, false, f.s);
-        launch_collapse<A>(f.d, f.n, f.d.pre, f.W(m->draft_norm), b->w.xc, NULL, false, f.s);
+        f.head_input(m->draft_norm);
         uint32_t block = f.n;
         f.n = 1;
         for (uint32_t k = 0; k < block; k++) {
@@ -968,8 +1047,7 @@ template <class A> struct forward {
                           b->w.row_e, f.s);
             dev_rows y = f.by_place((real *)b->w.xc + (uint64_t)k * c->hidden, c->hidden),
                      e = f.by_place(b->w.row_e, c->markov_rank);
-            f.pack(y, c->hidden, false, b->w.px);
-            f.linear(m->head, y, b->w.px, b->w.head, false);
+            f.linear(m->head, y, b->w.px + (uint64_t)k * (uint64_t)padded(c->hidden), b->w.head, false);
             f.pack(e, c->markov_rank, false, b->w.pt);
             f.linear(m->markov_head, e, b->w.pt, b->w.extra, false);
             launch_markov<A>(f.d, c->vocab, b->w.head, b->w.extra, b->w.logits + (uint64_t)k * c->vocab,

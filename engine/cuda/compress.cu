@@ -107,7 +107,7 @@ template <class A> static __global__ void groups_kernel(dev d, int part, int rat
 template <class A>
 void launch_groups(const dev &d, uint32_t n, int part, int ratio, const dev_weight &norm, const dev_weight &wk,
                    const dev_weight &k_norm, const double *freq, void *latents, cudaStream_t s) {
-    groups_kernel<A><<<n, 128, (d.head_dim + d.index_dim) * sizeof(typename A::real), s>>>(d, part, ratio, norm, wk,
+    groups_kernel<A><<<n, 512, (d.head_dim + d.index_dim) * sizeof(typename A::real), s>>>(d, part, ratio, norm, wk,
                                                                                            k_norm, freq, latents);
 }
 

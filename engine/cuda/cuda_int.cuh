@@ -174,6 +174,30 @@ static __device__ inline uint8_t *dev_open(const dev &d, int32_t seq, int part, 
                         d.real_bytes;
 }
 
+/* Channels 4 k .. 4 k + 3 of the row's streams become expand(y, streams, post, comb) (spec/model.md 2.2). */
+template <class A>
+static __device__ __forceinline__ void expand_quad(const dev &d, uint32_t row, int k, const typename A::real y[4]) {
+    typedef typename A::real real;
+    struct __align__(16) quad { real v[4]; };
+    int n = d.hc, quads = d.hidden / 4;
+    quad *h = (quad *)d.h + (uint64_t)row * n * quads, old[CEDAR_HC_MAX];
+    const real *post = (const real *)d.post + (uint64_t)row * n, *comb = (const real *)d.comb + (uint64_t)row * n * n;
+#pragma unroll
+    for (int i = 0; i < CEDAR_HC_MAX; i++)
+        if (i < n) old[i] = h[i * quads + k];
+#pragma unroll
+    for (int to = 0; to < CEDAR_HC_MAX; to++) {
+        if (to >= n) break;
+        quad sum = { { 0, 0, 0, 0 } };
+#pragma unroll
+        for (int from = 0; from < CEDAR_HC_MAX; from++)
+            if (from < n)
+                for (int i = 0; i < 4; i++) sum.v[i] += comb[from * n + to] * old[from].v[i];
+        for (int i = 0; i < 4; i++) sum.v[i] = A::rb(post[to] * y[i] + sum.v[i]);
+        h[to * quads + k] = sum;
+    }
+}
+
 /* Sum over a block's threads in one fixed order: pairs within a warp, then warps in turn. Everyone gets it. */
 template <class R> static __device__ inline R block_sum(R v) {
     __shared__ R part[33];

@@ -126,10 +126,6 @@ template <class A> void launch_route(uint32_t n, const dev_moe &m, cudaStream_t 
     route_kernel<A><<<n, 128, 2 * m.experts * sizeof(typename A::real), s>>>(m);
 }
 
-template <class A> void launch_expert_sum(const dev &d, uint32_t n, const dev_moe &m, void *y, cudaStream_t s) {
-    sum_kernel<A><<<n, 1024, 0, s>>>(d, m, y);
-}
-
 template <class A>
 void launch_moe(const dev &d, uint32_t n, const dev_moe &m, const void *xq, void *y, cudaStream_t s) {
     unsigned slots = (unsigned)m.per_token + 1;
@@ -137,11 +133,10 @@ void launch_moe(const dev &d, uint32_t n, const dev_moe &m, const void *xq, void
     up_kernel<A><<<dim3((m.moe_dim + WARPS - 1) / WARPS, slots, n), 32 * WARPS, 0, s>>>(d, m, xq);
     act_kernel<A><<<dim3(n, slots), 512, 0, s>>>(m);
     down_kernel<A><<<dim3((d.hidden + WARPS - 1) / WARPS, slots, n), 32 * WARPS, 0, s>>>(d, m);
-    launch_expert_sum<A>(d, n, m, y, s);
+    sum_kernel<A><<<n, 1024, 0, s>>>(d, m, y);
 }
 
 #define INSTANTIATE(A) \
     template void launch_moe<A>(const dev &, uint32_t, const dev_moe &, const void *, void *, cudaStream_t); \
-    template void launch_route<A>(uint32_t, const dev_moe &, cudaStream_t); \
-    template void launch_expert_sum<A>(const dev &, uint32_t, const dev_moe &, void *, cudaStream_t);
+    template void launch_route<A>(uint32_t, const dev_moe &, cudaStream_t);
 CEDAR_ARITHMETICS(INSTANTIATE)

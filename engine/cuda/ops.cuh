@@ -83,7 +83,7 @@ template <class A> void launch_pool(const dev &d, uint32_t first, uint32_t n, in
 /* moe.cu */
 struct dev_moe {
     const dev_weight *w1, *w2, *w3;     /* [experts] on the device */
-    dev_weight shared1, shared2, shared3, bias;
+    dev_weight shared1, shared2, shared3, bias, gate;
     int experts, per_token, moe_dim;
     double route_scale, limit;
     void *z;                            /* [n, experts] */
@@ -95,7 +95,6 @@ struct dev_moe {
 template <class A> void launch_moe(const dev &d, uint32_t n, const dev_moe &m, const void *xq, void *y, cudaStream_t s);
 /* Its parts around the matrices. */
 template <class A> void launch_route(uint32_t n, const dev_moe &m, cudaStream_t s);
-template <class A> void launch_expert_sum(const dev &d, uint32_t n, const dev_moe &m, void *y, cudaStream_t s);
 
 /* head.cu */
 template <class A>

@@ -251,28 +251,10 @@ template <class A> void launch_quantise(const void *x, void *xq, int64_t blocks,
 /* Four neighbouring channels of all streams a thread. */
 enum { EXPAND_THREADS = 256 };
 template <class A> static __global__ void __launch_bounds__(EXPAND_THREADS) expand_kernel(dev d, const void *y_in) {
-    typedef typename A::real real;
-    struct __align__(16) quad { real v[4]; };
-    uint32_t row = d.active[blockIdx.x];
-    int n = d.hc, quads = d.hidden / 4, k = blockIdx.y * EXPAND_THREADS + threadIdx.x;
-    if (k >= quads) return;
-    quad *h = (quad *)d.h + (uint64_t)row * n * quads, y = ((const quad *)y_in)[(uint64_t)blockIdx.x * quads + k],
-         old[CEDAR_HC_MAX];
-    const real *post = (const real *)d.post + (uint64_t)row * n, *comb = (const real *)d.comb + (uint64_t)row * n * n;
-#pragma unroll
-    for (int i = 0; i < CEDAR_HC_MAX; i++)
-        if (i < n) old[i] = h[i * quads + k];
-#pragma unroll
-    for (int to = 0; to < CEDAR_HC_MAX; to++) {
-        if (to >= n) break;
-        quad sum = { { 0, 0, 0, 0 } };
-#pragma unroll
-        for (int from = 0; from < CEDAR_HC_MAX; from++)
-            if (from < n)
-                for (int i = 0; i < 4; i++) sum.v[i] += comb[from * n + to] * old[from].v[i];
-        for (int i = 0; i < 4; i++) sum.v[i] = A::rb(post[to] * y.v[i] + sum.v[i]);
-        h[to * quads + k] = sum;
-    }
+    int k = blockIdx.y * EXPAND_THREADS + threadIdx.x;
+    if (k < d.hidden / 4)
+        expand_quad<A>(d, d.active[blockIdx.x], k,
+                       (const typename A::real *)y_in + (uint64_t)blockIdx.x * d.hidden + 4 * k);
 }
 
 template <class A> void launch_expand(const dev &d, uint32_t n, const void *y, cudaStream_t s) {

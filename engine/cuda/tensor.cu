@@ -155,72 +155,75 @@ static __device__ __forceinline__ void mma(float c[4], uint32_t a0, uint32_t a1,
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
-/* 16 outputs by 8 * TILES rows of plain activations; each warp sums one segment of K. */
+/* FEW_N outputs by 8 * TILES rows of plain activations at a time; each warp sums one segment of K. A block goes on to
+ * every gridDim.x-th tile of outputs and has the next weights on their way across the change. */
 template <class Weights, int TILES>
-static __global__ void __launch_bounds__(32 * FEW_WARPS) few_kernel(source src) {
+static __global__ void __launch_bounds__(32 * FEW_WARPS, TILES == 1 ? 2 : 1) few_kernel(source src) {
     enum { WIDTH = 8 * TILES };
-    __shared__ float part[SEGMENTS][FEW_N][WIDTH + 1];
+    __shared__ float part[2][SEGMENTS][FEW_N][WIDTH + 1];
     work_item it;
     if (!src.item(WIDTH, &it)) return;
     Weights w(it.w);
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    int64_t n0 = (int64_t)blockIdx.x * FEW_N, r0 = n0 + g, r1 = n0 + g + 8, blocks = (w.k_count + K_BLOCK - 1) / K_BLOCK,
-            b, end;
-    if (r0 >= src.n_count) r0 = src.n_count - 1;
-    if (r1 >= src.n_count) r1 = src.n_count - 1;
-    r0 += (int64_t)blockIdx.z * src.z_rows;
-    r1 += (int64_t)blockIdx.z * src.z_rows;
+    int64_t blocks = (w.k_count + K_BLOCK - 1) / K_BLOCK, first, end;
+    segment(blocks, warp, &first, &end);
     const uint16_t *xr[TILES];
 #pragma unroll
     for (int n = 0; n < TILES; n++) {
         int i = 8 * n + g < (int)it.count ? 8 * n + g : (int)it.count - 1;
         xr[n] = src.x + (uint64_t)src.from(it.first + i) * blocks * K_BLOCK + 32 * t;
     }
-    float acc[TILES][4] = {};
-    segment(blocks, warp, &b, &end);
+    int64_t z_rows = (int64_t)blockIdx.z * src.z_rows, last = src.n_count - 1, step = (int64_t)gridDim.x * FEW_N;
     typename Weights::raw next[2][2];
-    if (b < end)
+    auto fetch = [&](int64_t n0, int64_t b) {
+        int64_t r0 = n0 + g < last ? n0 + g : last, r1 = n0 + g + 8 < last ? n0 + g + 8 : last;
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            next[h][0] = w.fetch(r0, b, h, t);
-            next[h][1] = w.fetch(r1, b, h, t);
+            next[h][0] = w.fetch(z_rows + r0, b, h, t);
+            next[h][1] = w.fetch(z_rows + r1, b, h, t);
         }
-    for (; b < end; b++) {
-        typename Weights::raw now[2][2];
+    };
+    int64_t n0 = (int64_t)blockIdx.x * FEW_N;
+    if (first < end) fetch(n0, first);
+    for (int turn = 0; n0 < src.n_count; n0 += step, turn ^= 1) {
+        float acc[TILES][4] = {};
+        for (int64_t b = first; b < end; b++) {
+            typename Weights::raw now[2][2];
 #pragma unroll
-        for (int h = 0; h < 2; h++) {
-            now[h][0] = next[h][0];
-            now[h][1] = next[h][1];
-            if (b + 1 < end) {
-                next[h][0] = w.fetch(r0, b + 1, h, t);
-                next[h][1] = w.fetch(r1, b + 1, h, t);
+            for (int h = 0; h < 2; h++) {
+                now[h][0] = next[h][0];
+                now[h][1] = next[h][1];
+            }
+            if (b + 1 < end) fetch(n0, b + 1);
+            else if (n0 + step < src.n_count) fetch(n0 + step, first);
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                uint32_t f0[4], f1[4];
+                Weights::decode(now[i / 2][0], i & 1, f0);
+                Weights::decode(now[i / 2][1], i & 1, f1);
+#pragma unroll
+                for (int n = 0; n < TILES; n++) {
+                    uint4 v = *(const uint4 *)(xr[n] + b * K_BLOCK + 8 * i);
+                    mma(acc[n], f0[0], f1[0], f0[1], f1[1], __byte_perm(v.x, v.z, 0x5410),
+                        __byte_perm(v.x, v.z, 0x7632));
+                    mma(acc[n], f0[2], f1[2], f0[3], f1[3], __byte_perm(v.y, v.w, 0x5410),
+                        __byte_perm(v.y, v.w, 0x7632));
+                }
             }
         }
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            uint32_t f0[4], f1[4];
-            Weights::decode(now[i / 2][0], i & 1, f0);
-            Weights::decode(now[i / 2][1], i & 1, f1);
+        for (int n = 0; n < TILES; n++)
 #pragma unroll
-            for (int n = 0; n < TILES; n++) {
-                uint4 v = *(const uint4 *)(xr[n] + b * K_BLOCK + 8 * i);
-                mma(acc[n], f0[0], f1[0], f0[1], f1[1], __byte_perm(v.x, v.z, 0x5410), __byte_perm(v.x, v.z, 0x7632));
-                mma(acc[n], f0[2], f1[2], f0[3], f1[3], __byte_perm(v.y, v.w, 0x5410), __byte_perm(v.y, v.w, 0x7632));
-            }
+            for (int i = 0; i < 4; i++) part[turn][warp][g + 8 * (i / 2)][8 * n + 2 * t + (i & 1)] = acc[n][i];
+        __syncthreads();                        /* and the sums of the turn before last are done with */
+        for (int i = threadIdx.x; i < FEW_N * WIDTH; i += blockDim.x) {
+            int n = i % FEW_N, c = i / FEW_N;
+            if (n0 + n >= src.n_count || c >= (int)it.count) continue;
+            float sum = 0;
+#pragma unroll
+            for (int s = 0; s < SEGMENTS; s++) sum += part[turn][s][n][c];
+            src.row_of_y(it.first + c)[n0 + n] = src.out(sum);
         }
-    }
-#pragma unroll
-    for (int n = 0; n < TILES; n++)
-#pragma unroll
-        for (int i = 0; i < 4; i++) part[warp][g + 8 * (i / 2)][8 * n + 2 * t + (i & 1)] = acc[n][i];
-    __syncthreads();
-    for (int i = threadIdx.x; i < FEW_N * WIDTH; i += blockDim.x) {
-        int n = i % FEW_N, c = i / FEW_N;
-        if (n0 + n >= src.n_count || c >= (int)it.count) continue;
-        float sum = 0;
-#pragma unroll
-        for (int s = 0; s < SEGMENTS; s++) sum += part[s][n][c];
-        src.row_of_y(it.first + c)[n0 + n] = src.out(sum);
     }
 }
 
@@ -378,103 +381,7 @@ static __global__ void __launch_bounds__(32 * MANY_WARPS, 1) many_kernel(source 
         }
 }
 
-/* --- packing ------------------------------------------------------------------------------------------------------ */
-
-/* Eight values become bf16, through FP8Q32 if wanted: four neighbouring lanes share a block of 32. */
-static __device__ __forceinline__ void pack8(float v[8], bool quantise, uint32_t out[4]) {
-    if (quantise) {
-        float top = 0;
-#pragma unroll
-        for (int i = 0; i < 8; i++) top = fmaxf(top, fabsf(v[i]));
-        top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
-        top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
-        uint8_t s = pow2_ceil_byte((double)fmaxf(top, 1e-4f), 1.0f / 448);
-        float scale = __uint_as_float((uint32_t)s << 23), inverse = __uint_as_float((uint32_t)(254 - s) << 23);
-#pragma unroll
-        for (int i = 0; i < 8; i += 2) {
-            uint16_t code;
-            uint32_t h;
-            asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(code) : "f"(v[i + 1] * inverse), "f"(v[i] * inverse));
-            asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(h) : "h"(code));
-            float2 x = __half22float2(*(__half2 *)&h);
-            v[i] = x.x * scale;
-            v[i + 1] = x.y * scale;
-        }
-    }
-#pragma unroll
-    for (int i = 0; i < 4; i++) out[i] = pair_of(v[2 * i], v[2 * i + 1]);
-}
-
-/* Eight packed values from column k on of a row: as they are, or woven: value i of the eight from 32 t + 8 e on goes to
- * 32 e + 8 (i % 4) + 2 t + i / 4 of its block (tensor.cuh). */
-static __device__ __forceinline__ void store8(uint16_t *row, int64_t k, const uint32_t p[4], bool woven) {
-    if (!woven) {
-        *(uint4 *)(row + k) = make_uint4(p[0], p[1], p[2], p[3]);
-        return;
-    }
-    int t = (int)(k % K_BLOCK) / 32, e = (int)(k % 32) / 8;
-    uint32_t *pairs = (uint32_t *)(row + k / K_BLOCK * K_BLOCK + 32 * e + 2 * t);
-    pairs[0] = __byte_perm(p[0], p[2], 0x5410);
-    pairs[4] = __byte_perm(p[0], p[2], 0x7632);
-    pairs[8] = __byte_perm(p[1], p[3], 0x5410);
-    pairs[12] = __byte_perm(p[1], p[3], 0x7632);
-}
-
-static __device__ __forceinline__ void load8(const float *x, float v[8]) {
-    float4 lo = *(const float4 *)x, hi = *(const float4 *)(x + 4);
-    v[0] = lo.x; v[1] = lo.y; v[2] = lo.z; v[3] = lo.w;
-    v[4] = hi.x; v[5] = hi.y; v[6] = hi.z; v[7] = hi.w;
-}
-
-static __global__ void __launch_bounds__(256)
-    pack_kernel(const float *x, int64_t ldx, const uint32_t *list, int64_t k_count, bool quantise, bool woven,
-                uint16_t *out) {
-    uint64_t row = list ? list[blockIdx.x] : blockIdx.x;
-    int64_t width = (k_count + K_BLOCK - 1) / K_BLOCK * K_BLOCK, k = 8 * ((int64_t)blockIdx.y * 256 + threadIdx.x);
-    float v[8] = {};
-    if (k < k_count) load8(x + row * ldx + k, v);
-    uint32_t p[4];
-    pack8(v, quantise, p);
-    if (k < width) store8(out + row * width, k, p, woven);
-}
-
-/* SwiGLU of the pairs' gates and ups, times the pair's weight (the shared expert has none), packed through FP8Q32. */
-static __global__ void __launch_bounds__(256) act_kernel(dev_moe m, uint32_t pairs, bool woven, uint16_t *out) {
-    uint32_t width = (uint32_t)(m.moe_dim + K_BLOCK - 1) / K_BLOCK * K_BLOCK, i = blockIdx.x * 256 + threadIdx.x,
-             pair = i / (width / 8), k = i % (width / 8) * 8, slots = (uint32_t)m.per_token + 1, slot = pair % slots;
-    bool there = pair < pairs && (int)k < m.moe_dim;
-    float v[8] = {}, weight = 1, lim = (float)m.limit;
-    if (there && slot < slots - 1) weight = ((const float *)m.weight)[pair / slots * (slots - 1) + slot];
-    if (there) {
-        float a[8], b[8];
-        load8((const float *)m.a + (uint64_t)pair * m.moe_dim + k, a);
-        load8((const float *)m.b + (uint64_t)pair * m.moe_dim + k, b);
-#pragma unroll
-        for (int j = 0; j < 8; j++) {
-            if (lim > 0) {
-                b[j] = b[j] > lim ? lim : b[j] < -lim ? -lim : b[j];
-                a[j] = a[j] > lim ? lim : a[j];
-            }
-            v[j] = rounded(weight * (a[j] * sigmoid(a[j]) * b[j]));
-        }
-    }
-    uint32_t p[4];
-    pack8(v, true, p);
-    if (pair < pairs) store8(out + (uint64_t)pair * width, k, p, woven);
-}
-
 static unsigned ceil_div(int64_t a, int64_t b) { return (unsigned)((a + b - 1) / b); }
-
-void tensor_pack(const float *x, int64_t ldx, const uint32_t *list, uint32_t n, int64_t k_count, bool quantise,
-                 bool woven, uint16_t *out, cudaStream_t s) {
-    pack_kernel<<<dim3(n, ceil_div(padded(k_count), 8 * 256)), 256, 0, s>>>(x, ldx, list, k_count, quantise, woven,
-                                                                            out);
-}
-
-void tensor_act(const dev_moe &m, uint32_t rows, bool woven, uint16_t *out, cudaStream_t s) {
-    uint32_t pairs = rows * ((uint32_t)m.per_token + 1);
-    act_kernel<<<ceil_div(pairs * padded(m.moe_dim) / 8, 256), 256, 0, s>>>(m, pairs, woven, out);
-}
 
 /* --- launchers ---------------------------------------------------------------------------------------------------- */
 
@@ -495,6 +402,8 @@ cudaError_t tensor_prepare(void) {
     return e ? e : allow_widths<bf16_rows>();
 }
 
+enum { MULTIPROCESSORS = 132, FEW_BLOCKS = 4 * MULTIPROCESSORS };      /* about as many as work at once, twice */
+
 /* Tile shape of a launch: the kernel for few rows, or the other, and rows of a tile. */
 struct shape {
     bool few;
@@ -507,7 +416,8 @@ template <class Weights, int WIDTH> static void launch_many(dim3 grid, const sou
 }
 
 template <class Weights> static void launch(const source &src, unsigned tiles, unsigned z, shape sh, cudaStream_t s) {
-    dim3 few(ceil_div(src.n_count, FEW_N), tiles, z), many(ceil_div(src.n_count, MANY_N), tiles, z);
+    unsigned n_tiles = ceil_div(src.n_count, FEW_N), per_block = ceil_div((int64_t)n_tiles * tiles * z, FEW_BLOCKS);
+    dim3 few(ceil_div(n_tiles, per_block), tiles, z), many(ceil_div(src.n_count, MANY_N), tiles, z);
     if (sh.few) {
         if (sh.width == 8) few_kernel<Weights, 1><<<few, 32 * FEW_WARPS, 0, s>>>(src);
         else if (sh.width == 16) few_kernel<Weights, 2><<<few, 32 * FEW_WARPS, 0, s>>>(src);
@@ -521,7 +431,6 @@ template <class Weights> static void launch(const source &src, unsigned tiles, u
 
 /* The widest tile that still gives every multiprocessor one: narrow tiles decode weights once more each. */
 static shape dense_shape(const source &src, bool woven, unsigned z) {
-    enum { MULTIPROCESSORS = 132 };
     uint32_t rows = src.rows;
     if (!woven) return shape{ true, rows <= 8 ? 8 : rows <= 16 ? 16 : 32 };
     for (int width = 128; width > 32; width /= 2)
@@ -580,11 +489,11 @@ void tensor_groups(const dev_weight &w, int groups, const operand &x, uint32_t r
 
 /* --- experts ------------------------------------------------------------------------------------------------------ */
 
-void tensor_tiles(uint32_t rows, int per_token, int experts, expert_tiles *t) {
+void tensor_tiles(uint32_t rows, int per_token, int experts, bool woven, expert_tiles *t) {
     uint32_t pairs = rows * (uint32_t)per_token, each = pairs / (uint32_t)experts;
-    t->width = few_rows(rows) ? 8 : each > 64 ? 128 : each > 32 ? 64 : 32;
+    t->width = !woven ? 8 : each > 64 ? 128 : each > 32 ? 64 : 32;
     t->tiles_max = pairs / t->width + (uint32_t)experts;
-    if (few_rows(rows) && t->tiles_max > pairs) t->tiles_max = pairs;
+    if (!woven && t->tiles_max > pairs) t->tiles_max = pairs;
 }
 
 uint32_t tensor_tiles_max(uint32_t rows, int per_token, int experts) {
@@ -663,9 +572,10 @@ static __global__ void __launch_bounds__(256)
     }
 }
 
-void tensor_sort(const int32_t *ids, uint32_t rows, int per_token, int experts, const expert_tiles &t, cudaStream_t s) {
+void tensor_sort(const int32_t *ids, uint32_t rows, int per_token, int experts, bool woven, const expert_tiles &t,
+                 cudaStream_t s) {
     uint32_t total = rows * (uint32_t)per_token;
-    if (few_rows(rows))
+    if (!woven)
         sort_few<<<1, (total + 31) / 32 * 32, 2 * total * sizeof(int32_t), s>>>(ids, total, per_token, t);
     else sort_many<<<(unsigned)experts, 256, 0, s>>>(ids, total, per_token, t);
 }

@@ -35,6 +35,14 @@ cudaError_t tensor_prepare(void);
 void tensor_pack(const float *x, int64_t ldx, const uint32_t *list, uint32_t n, int64_t k_count, bool quantise,
                  bool woven, uint16_t *out, cudaStream_t s);
 
+/* Rows 0 .. n-1 of x [n, width] floats normed and packed through FP8Q32; width at most tensor_norm_width_max. */
+int tensor_norm_width_max(void);
+void tensor_norm(const float *x, int width, uint32_t n, const dev_weight &gain, double eps, bool woven, uint16_t *out,
+                 cudaStream_t s);
+/* norm(collapse(h, pre)) packed, by row or by place: plain as it is, quantised through FP8Q32; either may be NULL. */
+void tensor_collapse(const dev &d, uint32_t n, const void *pre, const dev_weight &gain, bool indexed, bool woven,
+                     uint16_t *plain, uint16_t *quantised, cudaStream_t s);
+
 /* Packed activations of a dense launch: row i of the result is made from row (list ? list[i] : i) * stride + first. */
 struct operand {
     const uint16_t *x;
@@ -62,12 +70,17 @@ struct expert_tiles {
     uint32_t tiles_max, width;  /* width: pairs of a tile, at most */
 };
 /* Width and number of tiles for a batch; the largest number for up to `rows` rows. */
-void tensor_tiles(uint32_t rows, int per_token, int experts, expert_tiles *t);
+void tensor_tiles(uint32_t rows, int per_token, int experts, bool woven, expert_tiles *t);
 uint32_t tensor_tiles_max(uint32_t rows, int per_token, int experts);
-void tensor_sort(const int32_t *ids, uint32_t rows, int per_token, int experts, const expert_tiles &t, cudaStream_t s);
+void tensor_sort(const int32_t *ids, uint32_t rows, int per_token, int experts, bool woven, const expert_tiles &t,
+                 cudaStream_t s);
 
 /* Packed activations of all pairs [rows * (per_token + 1), padded(moe_dim)] from m.a and m.b. */
 void tensor_act(const dev_moe &m, uint32_t rows, bool woven, uint16_t *out, cudaStream_t s);
+
+/* Streams of rows [first, first + n) of the list expanded with the sum of their pairs' outputs, m.ids and m.out from the
+ * first of them on. */
+void tensor_expand_experts(const dev &d, uint32_t first, uint32_t n, const dev_moe &m, cudaStream_t s);
 
 /* FP4 experts over the tiles, `lists` (1 or 2) lists of weights list_step apart with results y and y_second: the row
  * of y is the pair, that of x is the pair (source_div 1) or pair / source_div. Rounded. */

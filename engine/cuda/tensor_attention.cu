@@ -43,18 +43,32 @@ static __device__ __forceinline__ uint2 load_words(const uint8_t *p) {
     return make_uint2(load_word(p), load_word(p + 4));
 }
 
-/* Eight values of a key from channel k (a multiple of 8) on, as pairs of bf16: exact, every format fits. */
-static __device__ __forceinline__ uint4 key_values(const dev_key &r, bool four, int k) {
-    if (!r.code) return make_uint4(0, 0, 0, 0);
+/* Eight stored values of a key from channel k (a multiple of 8) on, with their scale's byte. */
+struct key_codes {
+    uint2 v;
+    uint8_t scale;
+};
+
+static __device__ __forceinline__ key_codes load_codes(const dev_key &r, bool four, int k) {
+    if (!r.code) return key_codes{ make_uint2(0, 0), 0 };
+    if (four) return key_codes{ make_uint2(load_word(r.code + k / 2), 0), r.scale[k / 16] };
+    return key_codes{ load_words(r.code + k), r.scale[k / 32] };
+}
+
+/* The same as pairs of bf16 (0,1) .. (6,7): exact, every format fits. */
+static __device__ __forceinline__ uint4 key_pairs(const key_codes &c, bool four) {
     if (four) {
         uint32_t f[4];
-        e2m1_crossed(load_word(r.code + k / 2), factor_value(e4m3(r.scale[k / 16]), E2M1_GAP), f);
+        e2m1_crossed(c.v.x, factor_value(e4m3(c.scale), E2M1_GAP), f);
         return uncrossed(f);
     }
-    uint2 v = load_words(r.code + k);
-    factor scaled(r.scale[k / 32], E4M3_GAP);
-    uint2 lo = e4m3_pairs(v.x, scaled), hi = e4m3_pairs(v.y, scaled);
+    factor scaled(c.scale, E4M3_GAP);
+    uint2 lo = e4m3_pairs(c.v.x, scaled), hi = e4m3_pairs(c.v.y, scaled);
     return make_uint4(lo.x, lo.y, hi.x, hi.y);
+}
+
+static __device__ __forceinline__ uint4 key_values(const dev_key &r, bool four, int k) {
+    return key_pairs(load_codes(r, four, k), four);
 }
 
 /* --- keys of a row ------------------------------------------------------------------------------------------------ */
@@ -265,23 +279,39 @@ enum {
     TILE_BYTES = 64 * 128,                      /* 64 rows of 64 values */
     QUERY_BYTES = ROW_TILES * TILE_BYTES,       /* 8 tiles of queries, then up to 10 of probabilities */
     KEYS_BYTES = 8 * TILE_BYTES,                /* a group's: 64 keys of 512 channels, or twice 64 of 256 */
-    ROW_BYTES = QUERY_BYTES + 2 * KEYS_BYTES
+    ROW_BYTES = QUERY_BYTES + 2 * KEYS_BYTES    /* then row_keys */
 };
 
 static __device__ __forceinline__ void group_barrier(int group) {
     asm volatile("bar.sync %0, %1;" ::"r"(1 + group), "r"((int)GROUP) : "memory");
 }
 
+/* What a row's keys are, in shared memory. */
+struct row_keys {
+    dev_key at[ROW_TILES * 64];
+    uint8_t four[ROW_TILES * 64];
+    float top[2][ROW_HEADS], sum[2][ROW_HEADS];     /* of the two groups */
+};
+
 /* Channels [k0, k0 + 8 PIECES) of the 64 keys of a tile, by the 128 threads of a group: tiles of 64 keys by 64
- * channels. */
+ * channels. Eight loads are under way at a time; a warp has one key at once. */
 template <int PIECES>
-static __device__ __forceinline__ void decode_keys(const attention_work &w, int row, int tile, int k0, uint8_t *to) {
+static __device__ __forceinline__ void decode_keys(const row_keys &r, int tile, int k0, uint8_t *to) {
+    enum { AT_ONCE = 8 };
     int thread = threadIdx.x % GROUP;
-    for (int i = thread; i < 64 * PIECES; i += GROUP) {
-        int n = i / PIECES, piece = i % PIECES;
-        uint64_t at = (uint64_t)row * w.keys_max + tile * 64 + n;
-        *(uint4 *)(to + piece / 8 * TILE_BYTES + n * 128 + swizzled(n, piece % 8)) =
-            key_values(w.keys[at], w.fp4[at], k0 + 8 * piece);
+    for (int i0 = thread; i0 < 64 * PIECES; i0 += AT_ONCE * GROUP) {
+        key_codes c[AT_ONCE];
+#pragma unroll
+        for (int j = 0; j < AT_ONCE; j++) {
+            int i = i0 + j * GROUP, key = tile * 64 + i / PIECES;
+            c[j] = load_codes(r.at[key], r.four[key], k0 + i % PIECES * 8);
+        }
+#pragma unroll
+        for (int j = 0; j < AT_ONCE; j++) {
+            int i = i0 + j * GROUP, n = i / PIECES, piece = i % PIECES;
+            *(uint4 *)(to + piece / 8 * TILE_BYTES + n * 128 + swizzled(n, piece % 8)) =
+                key_pairs(c[j], r.four[tile * 64 + n]);
+        }
     }
 }
 
@@ -323,7 +353,7 @@ static __global__ void __launch_bounds__(ROW_THREADS, 1)
     row_kernel(dev d, uint32_t first, int kind, const float *q, dev_weight sink, attention_work w, uint16_t *out,
                int heads_per_group) {
     extern __shared__ __align__(1024) uint8_t tiles[];
-    __shared__ float top_of[2][ROW_HEADS], sum_of[2][ROW_HEADS];
+    row_keys &refs = *(row_keys *)(tiles + ROW_BYTES);
     int group = threadIdx.x / GROUP, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     uint32_t place = first + blockIdx.x, row = d.active[place];
     int count = w.count[blockIdx.x], tile_count = (count + 63) / 64, h0 = warp * 16 + g;
@@ -331,6 +361,10 @@ static __global__ void __launch_bounds__(ROW_THREADS, 1)
     uint8_t *keys = tiles + QUERY_BYTES + group * KEYS_BYTES;
     uint32_t queries_at = (uint32_t)__cvta_generic_to_shared(tiles),
              keys_at = queries_at + QUERY_BYTES + (uint32_t)group * KEYS_BYTES;
+    for (int i = threadIdx.x; i < w.keys_max; i += ROW_THREADS) {
+        refs.at[i] = w.keys[(uint64_t)blockIdx.x * w.keys_max + i];
+        refs.four[i] = w.fp4[(uint64_t)blockIdx.x * w.keys_max + i];
+    }
     load_queries(d, q + (uint64_t)place * ROW_HEADS * ROW_DIM, table, tiles);
     wgmma_publish();
     __syncthreads();
@@ -340,7 +374,7 @@ static __global__ void __launch_bounds__(ROW_THREADS, 1)
     for (int i = 0; i < ROW_TILES / 2; i++) {
         int tile = 2 * i + group;
         if (tile >= tile_count) break;
-        decode_keys<ROW_DIM / 8>(w, (int)blockIdx.x, tile, 0, keys);
+        decode_keys<ROW_DIM / 8>(refs, tile, 0, keys);
         wgmma_publish();
         group_barrier(group);
         wgmma_begin();
@@ -362,12 +396,12 @@ static __global__ void __launch_bounds__(ROW_THREADS, 1)
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         top[r] = quad_max(top[r]);
-        if (t == 0) top_of[group][h0 + 8 * r] = top[r];
+        if (t == 0) refs.top[group][h0 + 8 * r] = top[r];
     }
     __syncthreads();
     float sum[2] = { 0, 0 };
 #pragma unroll
-    for (int r = 0; r < 2; r++) top[r] = fmaxf(top_of[0][h0 + 8 * r], top_of[1][h0 + 8 * r]);
+    for (int r = 0; r < 2; r++) top[r] = fmaxf(refs.top[0][h0 + 8 * r], refs.top[1][h0 + 8 * r]);
     /* probabilities, bf16, and their unrounded sums in the order of softmax_kernel */
 #pragma unroll
     for (int i = 0; i < ROW_TILES / 2; i++) {
@@ -387,19 +421,19 @@ static __global__ void __launch_bounds__(ROW_THREADS, 1)
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         sum[r] = quad_sum(sum[r]);
-        if (t == 0) sum_of[group][h0 + 8 * r] = sum[r];
+        if (t == 0) refs.sum[group][h0 + 8 * r] = sum[r];
     }
     wgmma_publish();
     __syncthreads();
     float total[2];
 #pragma unroll
     for (int r = 0; r < 2; r++)
-        total[r] = sum_of[0][h0 + 8 * r] + sum_of[1][h0 + 8 * r] +
+        total[r] = refs.sum[0][h0 + 8 * r] + refs.sum[1][h0 + 8 * r] +
                    expf(((const float *)sink.data)[h0 + 8 * r] - top[r]);
     /* values: 64 heads by the group's 256 channels over all keys, ascending; the next tile is decoded meanwhile */
     enum { CHANNELS = ROW_DIM / 2, BUFFER = KEYS_BYTES / 2 };
     float o[CHANNELS / 2];
-    decode_keys<CHANNELS / 8>(w, (int)blockIdx.x, 0, group * CHANNELS, keys);
+    decode_keys<CHANNELS / 8>(refs, 0, group * CHANNELS, keys);
     wgmma_publish();
     group_barrier(group);
     for (int tile = 0; tile < tile_count; tile++) {
@@ -411,7 +445,7 @@ static __global__ void __launch_bounds__(ROW_THREADS, 1)
                          turned_descriptor(at, TILE_BYTES) + k * 128, tile + k > 0);
         wgmma_commit();
         if (tile + 1 < tile_count)
-            decode_keys<CHANNELS / 8>(w, (int)blockIdx.x, tile + 1, group * CHANNELS, keys + (tile + 1 & 1) * BUFFER);
+            decode_keys<CHANNELS / 8>(refs, tile + 1, group * CHANNELS, keys + (tile + 1 & 1) * BUFFER);
         wgmma_publish();
         wgmma_wait<0>();
         group_barrier(group);
@@ -446,14 +480,15 @@ bool tensor_attention_rows_can(const dev &d, const attention_work &w) {
 }
 
 cudaError_t tensor_attention_prepare(void) {
-    return cudaFuncSetAttribute(row_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, ROW_BYTES);
+    return cudaFuncSetAttribute(row_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                ROW_BYTES + sizeof(row_keys));
 }
 
 void tensor_attention_rows(const dev &d, uint32_t first, uint32_t n, int layer, int part, int lo_kind, int table_kind,
                            const float *q, const dev_weight &sink, int heads_per_group, const attention_work &w,
                            uint16_t *out, cudaStream_t s) {
     key_kernel<<<n, 128, 0, s>>>(d, first, layer, part, lo_kind, w);
-    row_kernel<<<n, ROW_THREADS, ROW_BYTES, s>>>(d, first, table_kind, q, sink, w, out, heads_per_group);
+    row_kernel<<<n, ROW_THREADS, ROW_BYTES + sizeof(row_keys), s>>>(d, first, table_kind, q, sink, w, out, heads_per_group);
 }
 
 /* --- index scores ------------------------------------------------------------------------------------------------- */

@@ -1,0 +1,206 @@
+/* Row kernels around the linear layers on tensor cores: they leave their results packed (tensor.cuh). */
+#include "engine/cuda/pairs.cuh"
+#include "engine/cuda/tensor.cuh"
+
+static unsigned ceil_div(int64_t a, int64_t b) { return (unsigned)((a + b - 1) / b); }
+
+/* Eight values become bf16, through FP8Q32 if wanted: four neighbouring lanes share a block of 32. */
+static __device__ __forceinline__ void pack8(float v[8], bool quantise, uint32_t out[4]) {
+    if (quantise) {
+        float top = 0;
+#pragma unroll
+        for (int i = 0; i < 8; i++) top = fmaxf(top, fabsf(v[i]));
+        top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
+        top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
+        uint8_t s = pow2_ceil_byte((double)fmaxf(top, 1e-4f), 1.0f / 448);
+        float scale = __uint_as_float((uint32_t)s << 23), inverse = __uint_as_float((uint32_t)(254 - s) << 23);
+#pragma unroll
+        for (int i = 0; i < 8; i += 2) {
+            uint16_t code;
+            uint32_t h;
+            asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(code) : "f"(v[i + 1] * inverse), "f"(v[i] * inverse));
+            asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(h) : "h"(code));
+            float2 x = __half22float2(*(__half2 *)&h);
+            v[i] = x.x * scale;
+            v[i + 1] = x.y * scale;
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < 4; i++) out[i] = pair_of(v[2 * i], v[2 * i + 1]);
+}
+
+/* Eight packed values from column k on of a row: as they are, or woven: value i of the eight from 32 t + 8 e on goes to
+ * 32 e + 8 (i % 4) + 2 t + i / 4 of its block (tensor.cuh). */
+static __device__ __forceinline__ void store8(uint16_t *row, int64_t k, const uint32_t p[4], bool woven) {
+    if (!woven) {
+        *(uint4 *)(row + k) = make_uint4(p[0], p[1], p[2], p[3]);
+        return;
+    }
+    int t = (int)(k % K_BLOCK) / 32, e = (int)(k % 32) / 8;
+    uint32_t *pairs = (uint32_t *)(row + k / K_BLOCK * K_BLOCK + 32 * e + 2 * t);
+    pairs[0] = __byte_perm(p[0], p[2], 0x5410);
+    pairs[4] = __byte_perm(p[0], p[2], 0x7632);
+    pairs[8] = __byte_perm(p[1], p[3], 0x5410);
+    pairs[12] = __byte_perm(p[1], p[3], 0x7632);
+}
+
+static __device__ __forceinline__ void load8(const float *x, float v[8]) {
+    float4 lo = *(const float4 *)x, hi = *(const float4 *)(x + 4);
+    v[0] = lo.x; v[1] = lo.y; v[2] = lo.z; v[3] = lo.w;
+    v[4] = hi.x; v[5] = hi.y; v[6] = hi.z; v[7] = hi.w;
+}
+
+/* --- packing ------------------------------------------------------------------------------------------------------ */
+
+static __global__ void __launch_bounds__(256)
+    pack_kernel(const float *x, int64_t ldx, const uint32_t *list, int64_t k_count, bool quantise, bool woven,
+                uint16_t *out) {
+    uint64_t row = list ? list[blockIdx.x] : blockIdx.x;
+    int64_t width = (k_count + K_BLOCK - 1) / K_BLOCK * K_BLOCK, k = 8 * ((int64_t)blockIdx.y * 256 + threadIdx.x);
+    float v[8] = {};
+    if (k < k_count) load8(x + row * ldx + k, v);
+    uint32_t p[4];
+    pack8(v, quantise, p);
+    if (k < width) store8(out + row * width, k, p, woven);
+}
+
+/* SwiGLU of the pairs' gates and ups, times the pair's weight (the shared expert has none), packed through FP8Q32. */
+static __global__ void __launch_bounds__(256) act_kernel(dev_moe m, uint32_t pairs, bool woven, uint16_t *out) {
+    uint32_t width = (uint32_t)(m.moe_dim + K_BLOCK - 1) / K_BLOCK * K_BLOCK, i = blockIdx.x * 256 + threadIdx.x,
+             pair = i / (width / 8), k = i % (width / 8) * 8, slots = (uint32_t)m.per_token + 1, slot = pair % slots;
+    bool there = pair < pairs && (int)k < m.moe_dim;
+    float v[8] = {}, weight = 1, lim = (float)m.limit;
+    if (there && slot < slots - 1) weight = ((const float *)m.weight)[pair / slots * (slots - 1) + slot];
+    if (there) {
+        float a[8], b[8];
+        load8((const float *)m.a + (uint64_t)pair * m.moe_dim + k, a);
+        load8((const float *)m.b + (uint64_t)pair * m.moe_dim + k, b);
+#pragma unroll
+        for (int j = 0; j < 8; j++) {
+            if (lim > 0) {
+                b[j] = b[j] > lim ? lim : b[j] < -lim ? -lim : b[j];
+                a[j] = a[j] > lim ? lim : a[j];
+            }
+            v[j] = rounded(weight * (a[j] * sigmoid(a[j]) * b[j]));
+        }
+    }
+    uint32_t p[4];
+    pack8(v, true, p);
+    if (pair < pairs) store8(out + (uint64_t)pair * width, k, p, woven);
+}
+
+/* --- norms -------------------------------------------------------------------------------------------------------- */
+
+/* Rows of up to 8 * NORM_CHUNKS * NORM_THREADS channels, one a block, in registers. */
+enum { NORM_THREADS = 256, NORM_CHUNKS = 4, NORM_WIDTH_MAX = 8 * NORM_CHUNKS * NORM_THREADS };
+
+static __device__ __forceinline__ int64_t chunk(int i) { return 8 * ((int64_t)i * NORM_THREADS + threadIdx.x); }
+
+/* v = rounded gain times v / rms, packed as it is (plain), through FP8Q32 (quantised), or both. */
+static __device__ __forceinline__ void norm_pack(float v[NORM_CHUNKS][8], int width, const dev_weight &gain, double eps,
+                                                 bool woven, uint16_t *plain, uint16_t *quantised) {
+    double square = 0;
+#pragma unroll
+    for (int i = 0; i < NORM_CHUNKS; i++)
+#pragma unroll
+        for (int j = 0; j < 8; j++) square += (double)v[i][j] * (double)v[i][j];
+    square = block_sum(square);
+    float r = 1 / sqrtf((float)square / (float)width + (float)eps);
+#pragma unroll
+    for (int i = 0; i < NORM_CHUNKS; i++) {
+        int64_t k = chunk(i);
+        if (k / 256 * 256 >= padded(width)) break;      /* whole warps, for the shuffles */
+#pragma unroll
+        for (int j = 0; j < 8; j++)
+            if (k < width) v[i][j] = rounded((float)weight_at(gain, 0, k + j) * (v[i][j] * r));
+        uint32_t p[4];
+        if (plain) {
+            pack8(v[i], false, p);
+            if (k < padded(width)) store8(plain, k, p, woven);
+        }
+        if (quantised) {
+            pack8(v[i], true, p);
+            if (k < padded(width)) store8(quantised, k, p, woven);
+        }
+    }
+}
+
+static __global__ void __launch_bounds__(NORM_THREADS)
+    norm_kernel(const float *x, int width, dev_weight gain, double eps, bool woven, uint16_t *out) {
+    float v[NORM_CHUNKS][8] = {};
+#pragma unroll
+    for (int i = 0; i < NORM_CHUNKS; i++)
+        if (chunk(i) < width) load8(x + (uint64_t)blockIdx.x * width + chunk(i), v[i]);
+    norm_pack(v, width, gain, eps, woven, NULL, out + blockIdx.x * (uint64_t)padded(width));
+}
+
+static __global__ void __launch_bounds__(NORM_THREADS)
+    collapse_kernel(dev d, const float *pre_in, dev_weight gain, bool indexed, bool woven, uint16_t *plain,
+                    uint16_t *quantised) {
+    uint32_t row = d.active[blockIdx.x];
+    uint64_t at = (indexed ? row : blockIdx.x) * (uint64_t)padded(d.hidden);
+    const float *h = (const float *)d.h + (uint64_t)row * d.hc * d.hidden, *pre = pre_in + (uint64_t)row * d.hc;
+    float v[NORM_CHUNKS][8] = {};
+#pragma unroll
+    for (int i = 0; i < NORM_CHUNKS; i++) {
+        if (chunk(i) >= d.hidden) continue;
+        for (int n = 0; n < d.hc; n++) {
+            float x[8];
+            load8(h + (int64_t)n * d.hidden + chunk(i), x);
+#pragma unroll
+            for (int j = 0; j < 8; j++) v[i][j] += pre[n] * x[j];
+        }
+#pragma unroll
+        for (int j = 0; j < 8; j++) v[i][j] = rounded(v[i][j]);
+    }
+    norm_pack(v, d.hidden, gain, d.norm_eps, woven, plain ? plain + at : NULL, quantised ? quantised + at : NULL);
+}
+
+/* --- end of a block ----------------------------------------------------------------------------------------------- */
+
+/* Routed experts' outputs in ascending id, then the shared one's, expanded into the streams. */
+static __global__ void __launch_bounds__(256) expand_kernel(dev d, dev_moe m, uint32_t first) {
+    uint32_t row = d.active[first + blockIdx.x];
+    int quads = d.hidden / 4, k = blockIdx.y * 256 + threadIdx.x;
+    if (k >= quads) return;
+    const int32_t *ids = m.ids + (uint64_t)blockIdx.x * m.per_token;
+    const float4 *out = (const float4 *)m.out + (uint64_t)blockIdx.x * (m.per_token + 1) * quads + k;
+    float4 y = make_float4(0, 0, 0, 0);
+    for (int i = 0; i <= m.per_token; i++) {
+        if (i < m.per_token && ids[i] < 0) continue;
+        float4 v = out[(int64_t)i * quads];
+        y.x += v.x; y.y += v.y; y.z += v.z; y.w += v.w;
+    }
+    float four[4] = { rounded(y.x), rounded(y.y), rounded(y.z), rounded(y.w) };
+    expand_quad<bf16>(d, row, k, four);
+}
+
+/* --- launchers ---------------------------------------------------------------------------------------------------- */
+
+void tensor_pack(const float *x, int64_t ldx, const uint32_t *list, uint32_t n, int64_t k_count, bool quantise,
+                 bool woven, uint16_t *out, cudaStream_t s) {
+    pack_kernel<<<dim3(n, ceil_div(padded(k_count), 8 * 256)), 256, 0, s>>>(x, ldx, list, k_count, quantise, woven,
+                                                                            out);
+}
+
+void tensor_act(const dev_moe &m, uint32_t rows, bool woven, uint16_t *out, cudaStream_t s) {
+    uint32_t pairs = rows * ((uint32_t)m.per_token + 1);
+    act_kernel<<<ceil_div(pairs * padded(m.moe_dim) / 8, 256), 256, 0, s>>>(m, pairs, woven, out);
+}
+
+
+int tensor_norm_width_max(void) { return NORM_WIDTH_MAX; }
+
+void tensor_norm(const float *x, int width, uint32_t n, const dev_weight &gain, double eps, bool woven, uint16_t *out,
+                 cudaStream_t s) {
+    norm_kernel<<<n, NORM_THREADS, 0, s>>>(x, width, gain, eps, woven, out);
+}
+
+void tensor_collapse(const dev &d, uint32_t n, const void *pre, const dev_weight &gain, bool indexed, bool woven,
+                     uint16_t *plain, uint16_t *quantised, cudaStream_t s) {
+    collapse_kernel<<<n, NORM_THREADS, 0, s>>>(d, (const float *)pre, gain, indexed, woven, plain, quantised);
+}
+
+void tensor_expand_experts(const dev &d, uint32_t first, uint32_t n, const dev_moe &m, cudaStream_t s) {
+    expand_kernel<<<dim3(n, ceil_div(d.hidden / 4, 256)), 256, 0, s>>>(d, m, first);
+}
