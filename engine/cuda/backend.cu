@@ -682,9 +682,9 @@ template <class A> struct forward {
         if (!whole_rows()) launch_rope_heads<A>(d, n, b->w.q, c->heads, c->head_dim, kind, 1, s);
     }
 
-    /* Attention of many rows by one launch, rotations and packing included. */
+    /* Attention by one launch, rotations and packing included. */
     bool whole_rows() const {
-        return tensor && plan && !few_rows(n) && !b->o.wo_a_fp8 && tensor_attention_rows_can(d, b->w.attention);
+        return tensor && plan && !b->o.wo_a_fp8 && tensor_attention_rows_can(d, b->l, b->w.attention);
     }
 
     /* w.u = each group of heads of w.q times its rows of w. */
@@ -824,7 +824,8 @@ template <class A> struct forward {
                 uint32_t count = n - first < ATTENTION_BATCH ? n - first : ATTENTION_BATCH;
                 if (whole_rows())
                     tensor_attention_rows(d, first, count, layer, part, lo, kind, (const float *)b->w.q,
-                                          W(k->attn_sink), c->heads / c->o_groups, b->w.attention, b->w.po, s);
+                                          W(k->attn_sink), c->heads / c->o_groups, b->w.attention, !few_rows(n),
+                                          b->w.po, s);
                 else
                     tensor_attention(d, first, count, layer, part, lo, (float *)b->w.q, W(k->attn_sink),
                                      b->w.attention, s);
@@ -882,9 +883,9 @@ template <class A> struct forward {
     }
 
     /* The head's input by place, packed in px or its values in xc. */
-    void head_input(const cedar_weight &gain) {
+    void head_input(const cedar_weight &gain, bool woven) {
         if constexpr (tensor)
-            tensor_collapse(d, n, d.pre, W(gain), false, !few_rows(n), b->w.px, NULL, s);
+            tensor_collapse(d, n, d.pre, W(gain), false, woven, b->w.px, NULL, s);
         else launch_collapse<A>(d, n, d.pre, W(gain), b->w.xc, NULL, false, s);
     }
 
@@ -893,7 +894,7 @@ template <class A> struct forward {
         for (uint32_t first = 0; first < plan->logits; first += HEAD_BATCH) {
             n = plan->logits - first < HEAD_BATCH ? plan->logits - first : HEAD_BATCH;
             d.active = b->w.logit_rows + first;
-            head_input(b->model->norm);
+            head_input(b->model->norm, !few_rows(n));
             linear(b->model->head, by_place(b->w.xc, c->hidden), b->w.px, b->w.head, false);
             launch_logits<A>(d, n, b->w.head, want ? b->w.logits + (uint64_t)first * c->vocab : NULL,
                              b->w.argmax + first, c->vocab, s);
@@ -1035,7 +1036,7 @@ template <class A> struct forward {
         }
         const dev_weight none = { CEDAR_W_NONE, 0, 0, NULL, NULL };
         launch_collapse<A>(f.d, f.n, f.d.pre, none, b->w.row_y, NULL, false, f.s);
-        f.head_input(m->draft_norm);
+        f.head_input(m->draft_norm, false);         /* its rows are multiplied one by one */
         uint32_t block = f.n;
         f.n = 1;
         for (uint32_t k = 0; k < block; k++) {

@@ -118,12 +118,26 @@ static __device__ int select_block(const R *score, int64_t count, int k, int32_t
                 atomicAdd(&hist[u >> shift & 255], 1u);
         }
         __syncthreads();
-        if (threadIdx.x == 0) {
+        /* the bin of the k-th key: lane l of a warp has bins 255 - 8 l down to 248 - 8 l */
+        if (threadIdx.x < 32) {
+            int lane = threadIdx.x, top = 255 - 8 * lane;
             unsigned long long left = remaining;
-            int b = 255;
-            for (; b > 0 && hist[b] < left; b--) left -= hist[b];
-            remaining = left;
-            prefix |= (Key)b << shift;
+            unsigned mine = 0, upto;
+            for (int i = 0; i < 8; i++) mine += hist[top - i];
+            upto = mine;
+            for (int o = 1; o < 32; o *= 2) {
+                unsigned other = __shfl_up_sync(0xffffffffu, upto, o);
+                if (lane >= o) upto += other;
+            }
+            unsigned reached = __ballot_sync(0xffffffffu, upto >= left);
+            int at = reached ? __ffs(reached) - 1 : 31;     /* fewer keys than k: the lowest bin */
+            if (lane == at) {
+                unsigned long long above = upto - mine;
+                int b = top;
+                for (; b > top - 7 && above + hist[b] < left; b--) above += hist[b];
+                remaining = left - above;
+                prefix |= (Key)b << shift;
+            }
         }
         __syncthreads();
     }

@@ -7,83 +7,65 @@ enum { FEW_WARPS = SEGMENTS, FEW_N = 16, MANY_WARPS = 8, MANY_N = 128 };
 
 /* --- weights ------------------------------------------------------------------------------------------------------ */
 
-/* A weight type serves one row's 16 values from 32 t + 16 half on of a block: fetched, or read from a block's rows that
- * lie in shared memory, ROW_BYTES each with 16-byte pieces swizzled (piece ^ row % 8, BLOCK_PIECES of them). Out of K
- * they are zero. */
-/* FP8 with a scale per 32 x 32 tile, or per row and 32 (by_row 1). */
+/* A weight type says where a row's codes and scales lie, and reads one row's 16 values from 64 half + 16 t on of a block
+ * whose rows lie in shared memory, BLOCK_PIECES pieces of 16 bytes each. Piece p of row r is at place(r, p), so that a
+ * quarter of a warp meets all banks. SCALED: four scale bytes a row and block. */
+
+/* FP8 with a scale per 32 x 32 tile. */
 struct fp8_tiles {
+    enum { BLOCK_PIECES = 8, SCALED = 1, FEW_STAGES = 4 };
     const uint8_t *code, *scale;
     int64_t k_count, k_blocks;
     __device__ fp8_tiles(const dev_weight &w) : code(w.data), scale(w.scale), k_count(w.cols), k_blocks(w.cols / 32) {}
-    enum { BLOCK_PIECES = 8 };
-    struct raw { uint4 v; uint8_t s; };
-    __device__ __forceinline__ raw fetch(int64_t row, int64_t block, int half, int t) const {
-        int64_t k = block * 4 + t;
-        if (k >= k_blocks) return raw{ make_uint4(0, 0, 0, 0), 127 };
-        return raw{ __ldg((const uint4 *)(code + row * k_count + k * 32 + half * 16)), fetch_scale(row, block, t) };
-    }
-    __device__ __forceinline__ uint8_t fetch_scale(int64_t row, int64_t block, int t) const {
-        int64_t k = block * 4 + t;
-        return __ldg(scale + row / 32 * k_blocks + (k < k_blocks ? k : 0));
-    }
     __device__ __forceinline__ const uint8_t *row_data(int64_t row) const { return code + row * k_count; }
     __device__ __forceinline__ int64_t row_bytes() const { return k_count; }
-    static __device__ __forceinline__ raw read(const uint8_t *block, int row, int half, int t, uint8_t s) {
-        return raw{ *(const uint4 *)(block + row * 128 + swizzled(row, 2 * t + half)), s };
+    __device__ __forceinline__ const uint8_t *row_scale(int64_t row) const { return scale + row / 32 * k_blocks; }
+    static __device__ __forceinline__ int place(int row, int piece) { return piece ^ (row % 2 * 4 + row / 2 % 4); }
+    typedef uint4 raw;
+    static __device__ __forceinline__ raw read(const uint8_t *block, int row, int half, int t) {
+        return *(const uint4 *)(block + row * 128 + place(row, 4 * half + t) * 16);
     }
     /* i: the first or second eight */
-    static __device__ __forceinline__ void decode(const raw &r, int i, uint32_t f[4]) {
-        e4m3_crossed(i ? r.v.z : r.v.x, i ? r.v.w : r.v.y, factor(r.s, E4M3_GAP), f);
+    static __device__ __forceinline__ void decode(const raw &r, uint8_t s, int i, uint32_t f[4]) {
+        e4m3_crossed(i ? r.z : r.x, i ? r.w : r.y, factor(s, E4M3_GAP), f);
     }
 };
 
 /* MXFP4: a scale per row and 32. */
 struct fp4_rows {
+    enum { BLOCK_PIECES = 4, SCALED = 1, FEW_STAGES = 8 };
     const uint8_t *code, *scale;
     int64_t k_count, k_blocks;
     __device__ fp4_rows(const dev_weight &w) : code(w.data), scale(w.scale), k_count(w.cols), k_blocks(w.cols / 32) {}
-    enum { BLOCK_PIECES = 4 };
-    struct raw { uint2 v; uint8_t s; };
-    __device__ __forceinline__ raw fetch(int64_t row, int64_t block, int half, int t) const {
-        int64_t k = block * 4 + t;
-        if (k >= k_blocks) return raw{ make_uint2(0, 0), 127 };
-        return raw{ __ldg((const uint2 *)(code + (row * k_count + k * 32) / 2 + half * 8)), fetch_scale(row, block, t) };
-    }
-    __device__ __forceinline__ uint8_t fetch_scale(int64_t row, int64_t block, int t) const {
-        int64_t k = block * 4 + t;
-        return __ldg(scale + row * k_blocks + (k < k_blocks ? k : 0));
-    }
     __device__ __forceinline__ const uint8_t *row_data(int64_t row) const { return code + row * k_count / 2; }
     __device__ __forceinline__ int64_t row_bytes() const { return k_count / 2; }
-    static __device__ __forceinline__ raw read(const uint8_t *block, int row, int half, int t, uint8_t s) {
-        return raw{ *(const uint2 *)(block + row * 64 + t * 16 + half * 8), s };
+    __device__ __forceinline__ const uint8_t *row_scale(int64_t row) const { return scale + row * k_blocks; }
+    static __device__ __forceinline__ int place(int row, int piece) { return piece ^ row / 2 % 2 * 2; }
+    typedef uint2 raw;
+    static __device__ __forceinline__ raw read(const uint8_t *block, int row, int half, int t) {
+        return *(const uint2 *)(block + row * 64 + place(row, 2 * half + t / 2) * 16 + t % 2 * 8);
     }
-    static __device__ __forceinline__ void decode(const raw &r, int i, uint32_t f[4]) {
-        e2m1_crossed(i ? r.v.y : r.v.x, factor(r.s, E2M1_GAP), f);
+    static __device__ __forceinline__ void decode(const raw &r, uint8_t s, int i, uint32_t f[4]) {
+        e2m1_crossed(i ? r.y : r.x, factor(s, E2M1_GAP), f);
     }
 };
 
 struct bf16_rows {
+    enum { BLOCK_PIECES = 16, SCALED = 0, FEW_STAGES = 3 };
     const uint8_t *data;
     int64_t k_count, k_blocks;
     __device__ bf16_rows(const dev_weight &w) : data(w.data), k_count(w.cols), k_blocks(w.cols / 32) {}
-    enum { BLOCK_PIECES = 16 };
-    struct raw { uint4 v[2]; };
-    __device__ __forceinline__ uint8_t fetch_scale(int64_t, int64_t, int) const { return 127; }
     __device__ __forceinline__ const uint8_t *row_data(int64_t row) const { return data + 2 * row * k_count; }
     __device__ __forceinline__ int64_t row_bytes() const { return 2 * k_count; }
-    static __device__ __forceinline__ raw read(const uint8_t *block, int row, int half, int t, uint8_t) {
+    __device__ __forceinline__ const uint8_t *row_scale(int64_t) const { return NULL; }
+    static __device__ __forceinline__ int place(int row, int piece) { return piece ^ row % 8; }
+    struct raw { uint4 v[2]; };
+    static __device__ __forceinline__ raw read(const uint8_t *block, int row, int half, int t) {
         const uint8_t *r = block + row * 256;
-        return raw{ { *(const uint4 *)(r + swizzled(row, 4 * t + 2 * half)),
-                      *(const uint4 *)(r + swizzled(row, 4 * t + 2 * half + 1)) } };
+        return raw{ { *(const uint4 *)(r + place(row, 8 * half + 2 * t) * 16),
+                      *(const uint4 *)(r + place(row, 8 * half + 2 * t + 1) * 16) } };
     }
-    __device__ __forceinline__ raw fetch(int64_t row, int64_t block, int half, int t) const {
-        int64_t k = block * 4 + t;
-        if (k >= k_blocks) return raw{ { make_uint4(0, 0, 0, 0), make_uint4(0, 0, 0, 0) } };
-        const uint4 *p = (const uint4 *)(data + 2 * (row * k_count + k * 32 + half * 16));
-        return raw{ { __ldg(p), __ldg(p + 1) } };
-    }
-    static __device__ __forceinline__ void decode(const raw &r, int i, uint32_t f[4]) {
+    static __device__ __forceinline__ void decode(const raw &r, uint8_t, int i, uint32_t f[4]) {
         uint4 v = r.v[i];
         f[0] = __byte_perm(v.x, v.z, 0x5410);
         f[1] = __byte_perm(v.x, v.z, 0x7632);
@@ -91,6 +73,26 @@ struct bf16_rows {
         f[3] = __byte_perm(v.y, v.w, 0x7632);
     }
 };
+
+/* 16 bytes to shared memory, or zeros when there are none. */
+static __device__ __forceinline__ void copy16(uint32_t to, const void *from, bool there) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(there ? 16 : 0));
+}
+
+static __device__ __forceinline__ void copies_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int LEFT> static __device__ __forceinline__ void copies_wait() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
+}
+
+/* The four scales of a row's block from `block` of 32 on to shared memory, those out of K as 1. */
+static __device__ __forceinline__ void copy_scales(uint8_t *to, const uint8_t *row, int64_t block, int64_t blocks) {
+    if (blocks % 4 == 0) {
+        asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"((uint32_t)__cvta_generic_to_shared(to)),
+                     "l"(row + block));
+        return;
+    }
+    for (int i = 0; i < 4; i++) to[i] = block + i < blocks ? row[block + i] : 127;
+}
 
 /* Blocks [first, last) of a segment. */
 static __device__ __forceinline__ void segment(int64_t blocks, int seg, int64_t *first, int64_t *last) {
@@ -155,66 +157,116 @@ static __device__ __forceinline__ void mma(float c[4], uint32_t a0, uint32_t a1,
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
-/* FEW_N outputs by 8 * TILES rows of plain activations at a time; each warp sums one segment of K. A block goes on to
- * every gridDim.x-th tile of outputs and has the next weights on their way across the change. */
+/* What a warp has under way of its segment: blocks of FEW_N rows, and their scales. */
+template <class Weights> struct few_stage {
+    enum {
+        CODES = FEW_N * Weights::BLOCK_PIECES * 16,
+        BYTES = CODES + Weights::SCALED * FEW_N * 4,
+        COUNT = Weights::FEW_STAGES,
+        BLOCK_BYTES = FEW_WARPS * COUNT * BYTES     /* of a thread block */
+    };
+};
+
+/* FEW_N outputs by 8 * TILES rows of plain activations at a time, a warp for each segment of K; with the weights of the
+ * next blocks on their way to shared memory of each warp's own. A block goes on to every gridDim.x-th tile of outputs
+ * without letting that stream end, and its warps change segments then, since some segments are longer. */
 template <class Weights, int TILES>
-static __global__ void __launch_bounds__(32 * FEW_WARPS, TILES == 1 ? 2 : 1) few_kernel(source src) {
-    enum { WIDTH = 8 * TILES };
+static __global__ void __launch_bounds__(32 * FEW_WARPS, TILES == 4 ? 1 : 2) few_kernel(source src) {
+    typedef few_stage<Weights> stage;
+    enum { WIDTH = 8 * TILES, PIECES = Weights::BLOCK_PIECES, COPIES = FEW_N * PIECES / 32, ROWS_AT_ONCE = 32 / PIECES };
+    extern __shared__ __align__(1024) uint8_t stages[];
     __shared__ float part[2][SEGMENTS][FEW_N][WIDTH + 1];
     work_item it;
     if (!src.item(WIDTH, &it)) return;
     Weights w(it.w);
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    int64_t blocks = (w.k_count + K_BLOCK - 1) / K_BLOCK, first, end;
-    segment(blocks, warp, &first, &end);
+    int64_t blocks = (w.k_count + K_BLOCK - 1) / K_BLOCK;
     const uint16_t *xr[TILES];
 #pragma unroll
     for (int n = 0; n < TILES; n++) {
         int i = 8 * n + g < (int)it.count ? 8 * n + g : (int)it.count - 1;
-        xr[n] = src.x + (uint64_t)src.from(it.first + i) * blocks * K_BLOCK + 32 * t;
+        xr[n] = src.x + (uint64_t)src.from(it.first + i) * blocks * K_BLOCK + 16 * t;
     }
-    int64_t z_rows = (int64_t)blockIdx.z * src.z_rows, last = src.n_count - 1, step = (int64_t)gridDim.x * FEW_N;
-    typename Weights::raw next[2][2];
-    auto fetch = [&](int64_t n0, int64_t b) {
-        int64_t r0 = n0 + g < last ? n0 + g : last, r1 = n0 + g + 8 < last ? n0 + g + 8 : last;
+    int64_t z_rows = (int64_t)blockIdx.z * src.z_rows, last = src.n_count - 1, step = (int64_t)gridDim.x * FEW_N,
+            row_bytes = w.row_bytes();
+    uint8_t *mine = stages + warp * stage::COUNT * stage::BYTES;
+    uint32_t mine_at = (uint32_t)__cvta_generic_to_shared(mine);
+    /* the stream: blocks [load_b, load_end) of the tile at load_n, into slot load_at; what this lane copies of each */
+    int64_t load_n = (int64_t)blockIdx.x * FEW_N - step, load_b = 0, load_end = 0;
+    int load_at = 0, load_turn = warp - 1;
+    const uint8_t *from[COPIES], *scales = NULL;
+    auto load_next = [&] {
+        while (load_b == load_end && load_n < src.n_count) {        /* a segment may be empty */
+            load_n += step;
+            load_turn = (load_turn + 1) % SEGMENTS;
+            segment(blocks, load_turn, &load_b, &load_end);
+            if (load_n >= src.n_count) break;
 #pragma unroll
-        for (int h = 0; h < 2; h++) {
-            next[h][0] = w.fetch(z_rows + r0, b, h, t);
-            next[h][1] = w.fetch(z_rows + r1, b, h, t);
-        }
-    };
-    int64_t n0 = (int64_t)blockIdx.x * FEW_N;
-    if (first < end) fetch(n0, first);
-    for (int turn = 0; n0 < src.n_count; n0 += step, turn ^= 1) {
-        float acc[TILES][4] = {};
-        for (int64_t b = first; b < end; b++) {
-            typename Weights::raw now[2][2];
-#pragma unroll
-            for (int h = 0; h < 2; h++) {
-                now[h][0] = next[h][0];
-                now[h][1] = next[h][1];
+            for (int i = 0; i < COPIES; i++) {
+                int64_t row = load_n + i * ROWS_AT_ONCE + lane / PIECES;
+                from[i] = w.row_data(z_rows + (row < last ? row : last)) + lane % PIECES * 16;
             }
-            if (b + 1 < end) fetch(n0, b + 1);
-            else if (n0 + step < src.n_count) fetch(n0 + step, first);
+            if (Weights::SCALED) {
+                int64_t row = load_n + lane % FEW_N;
+                scales = w.row_scale(z_rows + (row < last ? row : last));
+            }
+        }
+        if (load_n < src.n_count) {
+            bool there = load_b * PIECES * 16 + lane % PIECES * 16 < row_bytes;
 #pragma unroll
-            for (int i = 0; i < 4; i++) {
+            for (int i = 0; i < COPIES; i++) {
+                int r = i * ROWS_AT_ONCE + lane / PIECES;
+                copy16(mine_at + load_at * stage::BYTES + (r * PIECES + Weights::place(r, lane % PIECES)) * 16,
+                       from[i] + load_b * PIECES * 16, there);
+            }
+            if (Weights::SCALED && lane < FEW_N)
+                copy_scales(mine + load_at * stage::BYTES + stage::CODES + lane * 4, scales, load_b * 4, w.k_blocks);
+            load_b++;
+            load_at = load_at + 1 == stage::COUNT ? 0 : load_at + 1;
+        }
+        copies_commit();
+    };
+    for (int i = 0; i < stage::COUNT - 1; i++) load_next();
+    int at = 0, turn = 0, seg = warp;
+    for (int64_t n0 = (int64_t)blockIdx.x * FEW_N; n0 < src.n_count; n0 += step, turn ^= 1, seg = (seg + 1) % SEGMENTS) {
+        float acc[TILES][4] = {};
+        int64_t b, end;
+        segment(blocks, seg, &b, &end);
+        for (; b < end; b++) {
+            uint4 x[4];                         /* of the first tile, before the wait */
+#pragma unroll
+            for (int e = 0; e < 4; e++) x[e] = *(const uint4 *)(xr[0] + b * K_BLOCK + e / 2 * 64 + e % 2 * 8);
+            copies_wait<stage::COUNT - 2>();
+            __syncwarp();
+            const uint8_t *codes = mine + at * stage::BYTES;
+            at = at + 1 == stage::COUNT ? 0 : at + 1;
+            typename Weights::raw raw[2];
+            uint8_t s[2] = { 127, 127 };
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                if (e % 2 == 0)
+#pragma unroll
+                    for (int r = 0; r < 2; r++) {
+                        raw[r] = Weights::read(codes, g + 8 * r, e / 2, t);
+                        if (Weights::SCALED) s[r] = codes[stage::CODES + (g + 8 * r) * 4 + e / 2 * 2 + t / 2];
+                    }
                 uint32_t f0[4], f1[4];
-                Weights::decode(now[i / 2][0], i & 1, f0);
-                Weights::decode(now[i / 2][1], i & 1, f1);
+                Weights::decode(raw[0], s[0], e % 2, f0);
+                Weights::decode(raw[1], s[1], e % 2, f1);
 #pragma unroll
                 for (int n = 0; n < TILES; n++) {
-                    uint4 v = *(const uint4 *)(xr[n] + b * K_BLOCK + 8 * i);
-                    mma(acc[n], f0[0], f1[0], f0[1], f1[1], __byte_perm(v.x, v.z, 0x5410),
-                        __byte_perm(v.x, v.z, 0x7632));
-                    mma(acc[n], f0[2], f1[2], f0[3], f1[3], __byte_perm(v.y, v.w, 0x5410),
-                        __byte_perm(v.y, v.w, 0x7632));
+                    uint4 v = n == 0 ? x[e] : *(const uint4 *)(xr[n] + b * K_BLOCK + e / 2 * 64 + e % 2 * 8);
+                    mma(acc[n], f0[0], f1[0], f0[1], f1[1], v.x, v.y);
+                    mma(acc[n], f0[2], f1[2], f0[3], f1[3], v.z, v.w);
                 }
             }
+            __syncwarp();                       /* the slot before this one may be written */
+            load_next();
         }
 #pragma unroll
         for (int n = 0; n < TILES; n++)
 #pragma unroll
-            for (int i = 0; i < 4; i++) part[turn][warp][g + 8 * (i / 2)][8 * n + 2 * t + (i & 1)] = acc[n][i];
+            for (int i = 0; i < 4; i++) part[turn][seg][g + 8 * (i / 2)][8 * n + 2 * t + (i & 1)] = acc[n][i];
         __syncthreads();                        /* and the sums of the turn before last are done with */
         for (int i = threadIdx.x; i < FEW_N * WIDTH; i += blockDim.x) {
             int n = i % FEW_N, c = i / FEW_N;
@@ -225,14 +277,10 @@ static __global__ void __launch_bounds__(32 * FEW_WARPS, TILES == 1 ? 2 : 1) few
             src.row_of_y(it.first + c)[n0 + n] = src.out(sum);
         }
     }
+    copies_wait<0>();
 }
 
 /* --- many rows: arithmetic bound ---------------------------------------------------------------------------------- */
-
-/* 16 bytes, or zeros when there are none. */
-static __device__ __forceinline__ void copy16(uint32_t to, const void *from, bool there) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(there ? 16 : 0));
-}
 
 enum { SHARED_MAX = 227 * 1024 - 2048 };    /* of a block, less what kernels declare themselves */
 
@@ -240,7 +288,8 @@ template <class Weights, int WIDTH> struct stage {
     enum {
         HALF_BYTES = WIDTH * 128,               /* 64 k of the activations */
         WEIGHTS = 2 * HALF_BYTES,               /* where the weights' blocks begin */
-        BYTES = WEIGHTS + MANY_N * Weights::BLOCK_PIECES * 16,
+        SCALES = WEIGHTS + MANY_N * Weights::BLOCK_PIECES * 16,
+        BYTES = SCALES + Weights::SCALED * 1024,    /* 4 bytes a row, and tiles at multiples of 1024 */
         COUNT = 4 * BYTES <= SHARED_MAX ? 4 : 3
     };
 };
@@ -280,8 +329,9 @@ static __global__ void __launch_bounds__(32 * MANY_WARPS, 1) many_kernel(source 
     for (int i = 0; i < W_COPIES; i++) w_from[i] = w.row_data(row_of(w_row + i * W_STEP)) + w_piece * 16;
     uint32_t base = (uint32_t)__cvta_generic_to_shared(stages),
              x_to = x_piece / 8 * stage::HALF_BYTES + x_row * 128 + swizzled(x_row, x_piece % 8),
-             w_to = stage::WEIGHTS + w_row * W_PIECES * 16 + (W_PIECES < 8 ? w_piece * 16 : swizzled(w_row, w_piece));
+             w_to = stage::WEIGHTS + (w_row * W_PIECES + Weights::place(w_row, w_piece)) * 16;
     int64_t w_left = w.row_bytes() - w_piece * 16;
+    const uint8_t *scales = w.row_scale(row_of(threadIdx.x % MANY_N));
     auto load = [&](int64_t block) {
         uint32_t to = base + (uint32_t)(block % stage::COUNT) * stage::BYTES;
 #pragma unroll
@@ -290,32 +340,31 @@ static __global__ void __launch_bounds__(32 * MANY_WARPS, 1) many_kernel(source 
         for (int i = 0; i < W_COPIES; i++)
             copy16(to + w_to + i * W_STEP * W_PIECES * 16, w_from[i] + block * W_PIECES * 16,
                    block * W_PIECES * 16 < w_left);
+        if (Weights::SCALED && threadIdx.x < MANY_N)
+            copy_scales(stages + block % stage::COUNT * stage::BYTES + stage::SCALES + threadIdx.x * 4, scales,
+                        block * 4, w.k_blocks);
     };
     for (int64_t b = 0; b < stage::COUNT - 1; b++) {
         if (b < blocks) load(b);
-        asm volatile("cp.async.commit_group;" ::: "memory");
+        copies_commit();
     }
-    int64_t r0 = row_of(warp * 16 + g), r1 = row_of(warp * 16 + g + 8);
-    uint8_t scale[3][2];                        /* of this block and the next two, per row */
-    auto fetch_scales = [&](int64_t block, uint8_t (&to)[2]) {
-        to[0] = w.fetch_scale(r0, block, t);
-        to[1] = w.fetch_scale(r1, block, t);
-    };
-    fetch_scales(0, scale[0]);
-    fetch_scales(1, scale[1]);
     float total[WIDTH / 2] = {}, acc[WIDTH / 2];
     uint32_t f[2][2][4];                        /* [in turn][instruction][fragment] */
     typename Weights::raw raw[2];
-    /* values 32 t + 8 i on of a block */
-    auto decode = [&](int64_t block, int i, const uint8_t (&s)[2], uint32_t (&to)[2][4]) {
-        const uint8_t *from = stages + block % stage::COUNT * stage::BYTES + stage::WEIGHTS;
-        if (i % 2 == 0) {
-            raw[0] = Weights::read(from, warp * 16 + g, i / 2, t, s[0]);
-            raw[1] = Weights::read(from, warp * 16 + g + 8, i / 2, t, s[1]);
-        }
+    uint8_t s[2] = { 127, 127 };
+    /* values 64 (i / 2) + 16 t + 8 (i % 2) on of a block */
+    auto decode = [&](int64_t block, int i, uint32_t (&to)[2][4]) {
+        const uint8_t *from = stages + block % stage::COUNT * stage::BYTES;
+        if (i % 2 == 0)
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                int row = warp * 16 + g + 8 * r;
+                raw[r] = Weights::read(from + stage::WEIGHTS, row, i / 2, t);
+                if (Weights::SCALED) s[r] = from[stage::SCALES + row * 4 + i / 2 * 2 + t / 2];
+            }
         uint32_t f0[4], f1[4];
-        Weights::decode(raw[0], i % 2, f0);
-        Weights::decode(raw[1], i % 2, f1);
+        Weights::decode(raw[0], s[0], i % 2, f0);
+        Weights::decode(raw[1], s[1], i % 2, f1);
 #pragma unroll
         for (int k = 0; k < 2; k++) {
             to[k][0] = f0[2 * k];
@@ -324,9 +373,9 @@ static __global__ void __launch_bounds__(32 * MANY_WARPS, 1) many_kernel(source 
             to[k][3] = f1[2 * k + 1];
         }
     };
-    asm volatile("cp.async.wait_group %0;" ::"n"(stage::COUNT - 2) : "memory");
+    copies_wait<stage::COUNT - 2>();
     __syncthreads();
-    decode(0, 0, scale[0], f[0]);
+    decode(0, 0, f[0]);
     int64_t b = 0;
     for (int seg = 0; seg < SEGMENTS; seg++) {
         int64_t first, end;
@@ -335,12 +384,11 @@ static __global__ void __launch_bounds__(32 * MANY_WARPS, 1) many_kernel(source 
         bool add = false;
         for (; b < end; b++) {
             /* this block and the next are there for all threads, and the one before is done with */
-            asm volatile("cp.async.wait_group %0;" ::"n"(stage::COUNT - 3) : "memory");
+            copies_wait<stage::COUNT - 3>();
             wgmma_publish();
             __syncthreads();
             if (b + stage::COUNT - 1 < blocks) load(b + stage::COUNT - 1);
-            asm volatile("cp.async.commit_group;" ::: "memory");
-            fetch_scales(b + 2, scale[2]);
+            copies_commit();
             uint64_t tile = tile_descriptor(base + (uint32_t)(b % stage::COUNT) * stage::BYTES);
 #pragma unroll
             for (int i = 0; i < 4; i++) {
@@ -352,15 +400,10 @@ static __global__ void __launch_bounds__(32 * MANY_WARPS, 1) many_kernel(source 
                 }
                 wgmma_commit();
                 wgmma_wait<1>();
-                if (i < 3) decode(b, i + 1, scale[0], f[(i + 1) & 1]);
-                else if (b + 1 < blocks) decode(b + 1, 0, scale[1], f[0]);
+                if (i < 3) decode(b, i + 1, f[(i + 1) & 1]);
+                else if (b + 1 < blocks) decode(b + 1, 0, f[0]);
             }
             wgmma_wait<0>();
-#pragma unroll
-            for (int r = 0; r < 2; r++) {
-                scale[0][r] = scale[1][r];
-                scale[1][r] = scale[2][r];
-            }
         }
 #pragma unroll
         for (int i = 0; i < WIDTH / 2; i++) {
@@ -390,8 +433,16 @@ template <class Weights, int WIDTH> static cudaError_t allow_shared() {
                                 stage<Weights, WIDTH>::COUNT * stage<Weights, WIDTH>::BYTES);
 }
 
+template <class Weights, int TILES> static cudaError_t allow_few() {
+    return cudaFuncSetAttribute(few_kernel<Weights, TILES>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                few_stage<Weights>::BLOCK_BYTES);
+}
+
 template <class Weights> static cudaError_t allow_widths() {
-    cudaError_t e = allow_shared<Weights, 32>();
+    cudaError_t e = allow_few<Weights, 1>();
+    if (!e) e = allow_few<Weights, 2>();
+    if (!e) e = allow_few<Weights, 4>();
+    if (!e) e = allow_shared<Weights, 32>();
     if (!e) e = allow_shared<Weights, 64>();
     return e ? e : allow_shared<Weights, 128>();
 }
@@ -402,7 +453,20 @@ cudaError_t tensor_prepare(void) {
     return e ? e : allow_widths<bf16_rows>();
 }
 
-enum { MULTIPROCESSORS = 132, FEW_BLOCKS = 4 * MULTIPROCESSORS };      /* about as many as work at once, twice */
+enum { MULTIPROCESSORS = 132, FEW_BLOCKS = 2 * MULTIPROCESSORS };      /* as many as work at once */
+
+/* Blocks along the tiles of outputs, `others` times, so that as little as possible waits for a last round: a block costs
+ * its tiles and about one more to begin. */
+static unsigned few_blocks(unsigned tiles, unsigned others) {
+    unsigned best = 1, least = ~0u;
+    for (unsigned per_block = 1; per_block <= tiles && per_block <= 64; per_block++) {
+        unsigned blocks = ceil_div(tiles, per_block), cost = ceil_div((int64_t)blocks * others, FEW_BLOCKS) * (per_block + 1);
+        if (cost >= least) continue;
+        least = cost;
+        best = blocks;
+    }
+    return best;
+}
 
 /* Tile shape of a launch: the kernel for few rows, or the other, and rows of a tile. */
 struct shape {
@@ -416,12 +480,11 @@ template <class Weights, int WIDTH> static void launch_many(dim3 grid, const sou
 }
 
 template <class Weights> static void launch(const source &src, unsigned tiles, unsigned z, shape sh, cudaStream_t s) {
-    unsigned n_tiles = ceil_div(src.n_count, FEW_N), per_block = ceil_div((int64_t)n_tiles * tiles * z, FEW_BLOCKS);
-    dim3 few(ceil_div(n_tiles, per_block), tiles, z), many(ceil_div(src.n_count, MANY_N), tiles, z);
+    dim3 few(few_blocks(ceil_div(src.n_count, FEW_N), tiles * z), tiles, z), many(ceil_div(src.n_count, MANY_N), tiles, z);
     if (sh.few) {
-        if (sh.width == 8) few_kernel<Weights, 1><<<few, 32 * FEW_WARPS, 0, s>>>(src);
-        else if (sh.width == 16) few_kernel<Weights, 2><<<few, 32 * FEW_WARPS, 0, s>>>(src);
-        else few_kernel<Weights, 4><<<few, 32 * FEW_WARPS, 0, s>>>(src);
+        if (sh.width == 8) few_kernel<Weights, 1><<<few, 32 * FEW_WARPS, few_stage<Weights>::BLOCK_BYTES, s>>>(src);
+        else if (sh.width == 16) few_kernel<Weights, 2><<<few, 32 * FEW_WARPS, few_stage<Weights>::BLOCK_BYTES, s>>>(src);
+        else few_kernel<Weights, 4><<<few, 32 * FEW_WARPS, few_stage<Weights>::BLOCK_BYTES, s>>>(src);
     } else {
         if (sh.width == 32) launch_many<Weights, 32>(many, src, s);
         else if (sh.width == 64) launch_many<Weights, 64>(many, src, s);

@@ -8,11 +8,11 @@
  * Both sides are bf16: FP8 and FP4 weights times their power-of-two scales and FP8Q32 activations times theirs fit bf16
  * exactly (spec/model.md 3.5), so decoding loses nothing.
  *
- * Order of K   Blocks of 128. Thread t of a quad takes the 32 weights of a row from 32 t on, eight at a time, and feeds
- *              eight values v[0..7] to two instructions as the pairs (0,4) (1,5) and (2,6) (3,7): the order in which
- *              FP4 codes come apart with two masks. One thread then needs one scale a row and reads whole words.
- *              Activations are either plain (the kernel for few rows picks the pairs itself) or woven, lying in the
- *              order of the instructions. */
+ * Order of K   Blocks of 128. Thread t of a quad takes of each half of a block the 16 values of a row from 16 t on, and
+ *              feeds them, eight at a time, to two instructions as the pairs (0,4) (1,5) and (2,6) (3,7): the order in
+ *              which FP4 codes come apart with two masks; whole sectors are read, and 16 values have one scale.
+ *              Activations hold each eight as those pairs: plain, one eight after the other, for the kernel for few
+ *              rows, or woven, in the order of the instructions. */
 #ifndef CEDAR_ENGINE_CUDA_TENSOR_CUH
 #define CEDAR_ENGINE_CUDA_TENSOR_CUH
 
@@ -112,13 +112,12 @@ void tensor_attention(const dev &d, uint32_t first, uint32_t n, int layer, int p
                       const dev_weight &sink, const attention_work &w, cudaStream_t s);
 
 /* The same by one launch for whole rows, if the shape is that of the real model: q as wq_b left it, which is rotated on
- * the way; out packed and woven [place, groups of heads, heads_per_group * head_dim], rotated back: what wo_a reads.
- * The same bits as tensor_attention between the two rotations. */
-bool tensor_attention_rows_can(const dev &d, const attention_work &w);
+ * the way; out packed [place, groups of heads, heads_per_group * head_dim], rotated back: what wo_a reads. */
+bool tensor_attention_rows_can(const dev &d, const cedar_layout &l, const attention_work &w);
 cudaError_t tensor_attention_prepare(void);
 void tensor_attention_rows(const dev &d, uint32_t first, uint32_t n, int layer, int part, int lo_kind, int table_kind,
                            const float *q, const dev_weight &sink, int heads_per_group, const attention_work &w,
-                           uint16_t *out, cudaStream_t s);
+                           bool woven, uint16_t *out, cudaStream_t s);
 
 /* Scores as launch_scores, summed over the heads in a fixed tree. */
 void tensor_scores(const dev &d, uint32_t first, uint32_t n, const float *iq, const float *g, int part, int ratio,

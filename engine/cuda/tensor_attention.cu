@@ -160,32 +160,22 @@ static __global__ void __launch_bounds__(THREADS)
 
 /* --- probabilities ------------------------------------------------------------------------------------------------ */
 
-/* One warp per (row, head). The order of the sum is that in which row_kernel has the keys: by every second tile, and in
- * each by pairs of every eight, then four partial sums in pairs, then the two halves. */
+/* One warp per (row, head): lanes take keys in turn, so the sum's order is that of the keys. */
 static __global__ void softmax_kernel(dev d, dev_weight sink, attention_work w, uint32_t n) {
-    extern __shared__ float exps[];
     uint32_t i = (blockIdx.x * blockDim.x + threadIdx.x) / 32, lane = threadIdx.x % 32, row = i / d.heads,
              h = i % d.heads;
     if (row >= n) return;
-    float *l = w.logits + ((uint64_t)row * d.heads + h) * w.keys_max, *e = exps + threadIdx.x / 32 * w.keys_max,
-          top = -1e30f, sum = 0;
+    float *l = w.logits + ((uint64_t)row * d.heads + h) * w.keys_max, top = -1e30f, sum = 0;
     int count = w.count[row], padded = (count + KEYS - 1) / KEYS * KEYS;
     for (int k = lane; k < count; k += 32) top = fmaxf(top, l[k]);
     for (int o = 16; o; o /= 2) top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, o));
     for (int k = lane; k < padded; k += 32) {
-        e[k] = k < count ? expf(l[k] - top) : 0;
-        l[k] = rounded(e[k]);
+        float e = k < count ? expf(l[k] - top) : 0;
+        sum += e;
+        l[k] = rounded(e);
     }
-    __syncwarp();
-    if (lane < 8)
-        for (int k = (int)(lane / 4 * KEYS + 2 * (lane % 4)); k < padded; k += k % KEYS < KEYS - 8 ? 8 : KEYS + 8) {
-            sum += e[k];
-            sum += e[k + 1];
-        }
-    sum += __shfl_xor_sync(0xffffffffu, sum, 1);
-    sum += __shfl_xor_sync(0xffffffffu, sum, 2);
-    float other = __shfl_sync(0xffffffffu, sum, 4);
-    if (lane == 0) w.total[(uint64_t)row * d.heads + h] = sum + other + expf(((const float *)sink.data)[h] - top);
+    for (int o = 16; o; o /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, o);
+    if (lane == 0) w.total[(uint64_t)row * d.heads + h] = sum + expf(((const float *)sink.data)[h] - top);
 }
 
 /* --- probabilities times keys ------------------------------------------------------------------------------------- */
@@ -264,12 +254,11 @@ void tensor_attention(const dev &d, uint32_t first, uint32_t n, int layer, int p
     key_kernel<<<n, 128, 0, s>>>(d, first, layer, part, lo_kind, w);
     /* few rows: a block per tile; many rows: a block runs through the tiles with its queries at hand */
     logits_kernel<<<dim3(n, n >= 128 ? 1 : tiles, groups), THREADS, shared, s>>>(d, first, q, w);
-    softmax_kernel<<<(n * (unsigned)d.heads * 32 + 255) / 256, 256, 8 * (size_t)w.keys_max * sizeof(float), s>>>(d, sink,
-                                                                                                             w, n);
+    softmax_kernel<<<(n * (unsigned)d.heads * 32 + 255) / 256, 256, 0, s>>>(d, sink, w, n);
     values_kernel<<<dim3(n, (unsigned)(d.head_dim + DIMS - 1) / DIMS, groups), THREADS, 0, s>>>(d, first, q, w);
 }
 
-/* --- many rows, the real heads ------------------------------------------------------------------------------------ */
+/* --- the real heads ----------------------------------------------------------------------------------------------- */
 
 /* One row a block: 64 heads of 512 channels against up to ROW_TILES tiles of 64 keys. Two groups of four warps: for the
  * logits each has every second tile, for the values each has half of the channels. Keys are decoded twice, since they
@@ -293,24 +282,52 @@ struct row_keys {
     float top[2][ROW_HEADS], sum[2][ROW_HEADS];     /* of the two groups */
 };
 
-/* Channels [k0, k0 + 8 PIECES) of the 64 keys of a tile, by the 128 threads of a group: tiles of 64 keys by 64
- * channels. Eight loads are under way at a time; a warp has one key at once. */
-template <int PIECES>
-static __device__ __forceinline__ void decode_keys(const row_keys &r, int tile, int k0, uint8_t *to) {
-    enum { AT_ONCE = 8 };
-    int thread = threadIdx.x % GROUP;
-    for (int i0 = thread; i0 < 64 * PIECES; i0 += AT_ONCE * GROUP) {
-        key_codes c[AT_ONCE];
+/* Channels 16 (first + UNITS) of the 64 keys of a tile as tiles of 64 keys by 64 channels, by the 128 threads of a
+ * group; a thread has 16 channels of a key, which share a scale of either format. All loads of a round are under way
+ * before the first is used. */
+template <int UNITS>
+static __device__ __forceinline__ void decode_keys(const row_keys &r, int tile, int first, uint8_t *to) {
+    enum { AT_ONCE = 4 };
+    int thread = threadIdx.x % GROUP, unit = thread % UNITS, k = 16 * (first + unit);
+#pragma unroll 1                                /* the caller has many copies of this, and they must stay small */
+    for (int n0 = thread / UNITS; n0 < 64; n0 += AT_ONCE * GROUP / UNITS) {
+        uint4 v[AT_ONCE];
+        uint8_t scale[AT_ONCE];
+        bool four[AT_ONCE];
 #pragma unroll
         for (int j = 0; j < AT_ONCE; j++) {
-            int i = i0 + j * GROUP, key = tile * 64 + i / PIECES;
-            c[j] = load_codes(r.at[key], r.four[key], k0 + i % PIECES * 8);
+            int key = tile * 64 + n0 + j * GROUP / UNITS;
+            const dev_key &at = r.at[key];
+            four[j] = r.four[key];
+            /* records and entries begin at multiples of 16 and 8 bytes */
+            const uint8_t *p = at.code + (four[j] ? k / 2 : k);
+            uint2 lo = *(const uint2 *)p, hi = four[j] ? lo : *(const uint2 *)(p + 8);
+            v[j] = make_uint4(lo.x, lo.y, hi.x, hi.y);
+            scale[j] = at.scale[four[j] ? k / 16 : k / 32];
         }
 #pragma unroll
         for (int j = 0; j < AT_ONCE; j++) {
-            int i = i0 + j * GROUP, n = i / PIECES, piece = i % PIECES;
-            *(uint4 *)(to + piece / 8 * TILE_BYTES + n * 128 + swizzled(n, piece % 8)) =
-                key_pairs(c[j], r.four[tile * 64 + n]);
+            int n = n0 + j * GROUP / UNITS;
+            uint4 lo, hi;
+            if (four[j]) {
+                factor_value scaled(e4m3(scale[j]), E2M1_GAP);
+                uint32_t f[4];
+                e2m1_crossed(v[j].x, scaled, f);
+                lo = uncrossed(f);
+                e2m1_crossed(v[j].y, scaled, f);
+                hi = uncrossed(f);
+            } else {
+                factor scaled(scale[j], E4M3_GAP);
+                uint2 a = e4m3_pairs(v[j].x, scaled), b = e4m3_pairs(v[j].y, scaled),
+                      c = e4m3_pairs(v[j].z, scaled), e = e4m3_pairs(v[j].w, scaled);
+                lo = make_uint4(a.x, a.y, b.x, b.y);
+                hi = make_uint4(c.x, c.y, e.x, e.y);
+            }
+            /* every second four threads begin with the other piece: eight then meet all banks */
+            int turn = unit / 4 % 2, piece = unit % 4 * 2;
+            uint8_t *row = to + unit / 4 * TILE_BYTES + n * 128;
+            *(uint4 *)(row + swizzled(n, piece + turn)) = turn ? hi : lo;
+            *(uint4 *)(row + swizzled(n, piece + (turn ^ 1))) = turn ? lo : hi;
         }
     }
 }
@@ -347,11 +364,11 @@ static __device__ __forceinline__ void load_queries(const dev &d, const float *q
     }
 }
 
-/* Rows [first, first + gridDim.x): q [place, heads, dim] as wq_b left it; out packed and woven, a row per place and
+/* Rows [first, first + gridDim.x): q [place, heads, dim] as wq_b left it; out packed, a row per place and
  * group of heads, rotated back. */
 static __global__ void __launch_bounds__(ROW_THREADS, 1)
     row_kernel(dev d, uint32_t first, int kind, const float *q, dev_weight sink, attention_work w, uint16_t *out,
-               int heads_per_group) {
+               int heads_per_group, bool woven) {
     extern __shared__ __align__(1024) uint8_t tiles[];
     row_keys &refs = *(row_keys *)(tiles + ROW_BYTES);
     int group = threadIdx.x / GROUP, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
@@ -361,36 +378,43 @@ static __global__ void __launch_bounds__(ROW_THREADS, 1)
     uint8_t *keys = tiles + QUERY_BYTES + group * KEYS_BYTES;
     uint32_t queries_at = (uint32_t)__cvta_generic_to_shared(tiles),
              keys_at = queries_at + QUERY_BYTES + (uint32_t)group * KEYS_BYTES;
-    for (int i = threadIdx.x; i < w.keys_max; i += ROW_THREADS) {
-        refs.at[i] = w.keys[(uint64_t)blockIdx.x * w.keys_max + i];
-        refs.four[i] = w.fp4[(uint64_t)blockIdx.x * w.keys_max + i];
+    /* past the last key that one again: its probability will be zero, whatever it is */
+    for (int i = threadIdx.x; i < ROW_TILES * 64; i += ROW_THREADS) {
+        uint64_t at = (uint64_t)blockIdx.x * w.keys_max + (i < count ? i : count - 1);
+        refs.at[i] = w.keys[at];
+        refs.four[i] = w.fp4[at];
     }
     load_queries(d, q + (uint64_t)place * ROW_HEADS * ROW_DIM, table, tiles);
     wgmma_publish();
     __syncthreads();
-    /* logits: 64 heads by the 64 keys of each tile of the group; keys past the end get -inf */
+    /* logits: 64 heads by the 64 keys of each tile of the group; keys past the end get -inf. Tiles move up as they come,
+     * so that the loops stay loops: unrolled, the kernel would not fit the instruction cache. */
     float s[ROW_TILES / 2][32], scale = (float)(1 / sqrt((double)ROW_DIM)), top[2] = { -1e30f, -1e30f };
+#pragma unroll 1
+    for (int tile = group; tile < ROW_TILES; tile += 2) {
+        float c[32];
+        if (tile < tile_count) {
+            decode_keys<ROW_DIM / 16>(refs, tile, 0, keys);
+            wgmma_publish();
+            group_barrier(group);
+            wgmma_begin();
 #pragma unroll
-    for (int i = 0; i < ROW_TILES / 2; i++) {
-        int tile = 2 * i + group;
-        if (tile >= tile_count) break;
-        decode_keys<ROW_DIM / 8>(refs, tile, 0, keys);
-        wgmma_publish();
-        group_barrier(group);
-        wgmma_begin();
-#pragma unroll
-        for (int k = 0; k < ROW_DIM / 16; k++)
-            wgmma_tiles(s[i], tile_descriptor(queries_at + k / 4 * TILE_BYTES) + k % 4 * 2,
-                        tile_descriptor(keys_at + k / 4 * TILE_BYTES) + k % 4 * 2, k > 0);
-        wgmma_commit();
-        wgmma_wait<0>();
-        group_barrier(group);
+            for (int k = 0; k < ROW_DIM / 16; k++)
+                wgmma_tiles(c, tile_descriptor(queries_at + k / 4 * TILE_BYTES) + k % 4 * 2,
+                            tile_descriptor(keys_at + k / 4 * TILE_BYTES) + k % 4 * 2, k > 0);
+            wgmma_commit();
+            wgmma_wait<0>();
+            group_barrier(group);
+        }
 #pragma unroll
         for (int n = 0; n < 32; n++) {
-            asm volatile("" : "+f"(s[i][n])::"memory");
+            asm volatile("" : "+f"(c[n])::"memory");
             int key = tile * 64 + n / 4 * 8 + 2 * t + (n & 1);
-            s[i][n] = key < count ? s[i][n] * scale : -INFINITY;
-            top[n / 2 & 1] = fmaxf(top[n / 2 & 1], s[i][n]);
+            c[n] = key < count ? c[n] * scale : -INFINITY;
+            top[n / 2 & 1] = fmaxf(top[n / 2 & 1], c[n]);
+#pragma unroll
+            for (int i = 0; i + 1 < ROW_TILES / 2; i++) s[i][n] = s[i + 1][n];
+            s[ROW_TILES / 2 - 1][n] = c[n];
         }
     }
 #pragma unroll
@@ -402,21 +426,23 @@ static __global__ void __launch_bounds__(ROW_THREADS, 1)
     float sum[2] = { 0, 0 };
 #pragma unroll
     for (int r = 0; r < 2; r++) top[r] = fmaxf(refs.top[0][h0 + 8 * r], refs.top[1][h0 + 8 * r]);
-    /* probabilities, bf16, and their unrounded sums in the order of softmax_kernel */
-#pragma unroll
-    for (int i = 0; i < ROW_TILES / 2; i++) {
-        int tile = 2 * i + group;
-        if (tile >= tile_count) break;
+    /* probabilities, bf16, and their unrounded sums */
+#pragma unroll 1
+    for (int tile = group; tile < tile_count; tile += 2) {
 #pragma unroll
         for (int n = 0; n < 8; n++)
 #pragma unroll
             for (int r = 0; r < 2; r++) {
-                float a = expf(s[i][4 * n + 2 * r] - top[r]), b = expf(s[i][4 * n + 2 * r + 1] - top[r]);
+                float a = expf(s[0][4 * n + 2 * r] - top[r]), b = expf(s[0][4 * n + 2 * r + 1] - top[r]);
                 int h = h0 + 8 * r;
                 sum[r] += a;
                 sum[r] += b;
                 *(uint32_t *)(tiles + tile * TILE_BYTES + h * 128 + swizzled(h, n) + 4 * t) = pair_of(a, b);
             }
+#pragma unroll
+        for (int n = 0; n < 32; n++)
+#pragma unroll
+            for (int i = 0; i + 1 < ROW_TILES / 2; i++) s[i][n] = s[i + 1][n];
     }
 #pragma unroll
     for (int r = 0; r < 2; r++) {
@@ -425,15 +451,15 @@ static __global__ void __launch_bounds__(ROW_THREADS, 1)
     }
     wgmma_publish();
     __syncthreads();
-    float total[2];
+    float part[2];
 #pragma unroll
     for (int r = 0; r < 2; r++)
-        total[r] = refs.sum[0][h0 + 8 * r] + refs.sum[1][h0 + 8 * r] +
-                   expf(((const float *)sink.data)[h0 + 8 * r] - top[r]);
+        part[r] = 1 / (refs.sum[0][h0 + 8 * r] + refs.sum[1][h0 + 8 * r] +
+                       expf(((const float *)sink.data)[h0 + 8 * r] - top[r]));
     /* values: 64 heads by the group's 256 channels over all keys, ascending; the next tile is decoded meanwhile */
     enum { CHANNELS = ROW_DIM / 2, BUFFER = KEYS_BYTES / 2 };
     float o[CHANNELS / 2];
-    decode_keys<CHANNELS / 8>(refs, 0, group * CHANNELS, keys);
+    decode_keys<CHANNELS / 16>(refs, 0, group * CHANNELS / 16, keys);
     wgmma_publish();
     group_barrier(group);
     for (int tile = 0; tile < tile_count; tile++) {
@@ -445,7 +471,7 @@ static __global__ void __launch_bounds__(ROW_THREADS, 1)
                          turned_descriptor(at, TILE_BYTES) + k * 128, tile + k > 0);
         wgmma_commit();
         if (tile + 1 < tile_count)
-            decode_keys<CHANNELS / 8>(refs, tile + 1, group * CHANNELS, keys + (tile + 1 & 1) * BUFFER);
+            decode_keys<CHANNELS / 16>(refs, tile + 1, group * CHANNELS / 16, keys + (tile + 1 & 1) * BUFFER);
         wgmma_publish();
         wgmma_wait<0>();
         group_barrier(group);
@@ -461,21 +487,23 @@ static __global__ void __launch_bounds__(ROW_THREADS, 1)
             if (r == 0) {
                 asm volatile("" : "+f"(o[4 * n]), "+f"(o[4 * n + 1]), "+f"(o[4 * n + 2]), "+f"(o[4 * n + 3])::"memory");
             }
-            float a = rounded(o[4 * n + 2 * r] / total[r]), b = rounded(o[4 * n + 2 * r + 1] / total[r]);
+            float a = rounded(o[4 * n + 2 * r] * part[r]), b = rounded(o[4 * n + 2 * r + 1] * part[r]);
             int k = group * CHANNELS + 8 * n;
             if (k >= rope_from) rotate_pair(a, b, table + k - rope_from + 2 * t, -1);
             /* threads 0 and 2 of a quad hold 0, 1 and 4, 5 of eight channels, 1 and 3 the others: with what its partner
-             * gives, each has one of the woven pairs (0,4) (1,5) (2,6) (3,7) */
+             * gives, each has one of the pairs (0,4) (1,5) (2,6) (3,7) of tensor.cuh */
             float other = __shfl_xor_sync(0xffffffffu, t < 2 ? b : a, 2);
             uint32_t p = t < 2 ? pair_of(a, other) : pair_of(other, b);
-            int pair = 2 * (t & 1) + (t >> 1), e = k % 32 / 8, quarter = k % K_BLOCK / 32;
-            *(uint32_t *)(to + k / K_BLOCK * K_BLOCK + 32 * e + 8 * pair + 2 * quarter) = p;
+            int pair = 2 * (t & 1) + (t >> 1);
+            *(uint32_t *)(to + (woven ? k / 64 * 64 + k % 16 * 4 + 8 * pair + k % 64 / 16 * 2 : k + 2 * pair)) = p;
         }
     }
 }
 
-bool tensor_attention_rows_can(const dev &d, const attention_work &w) {
-    return d.heads == ROW_HEADS && d.head_dim == ROW_DIM && w.keys_max <= ROW_TILES * 64 && d.rope <= 64 &&
+bool tensor_attention_rows_can(const dev &d, const cedar_layout &l, const attention_work &w) {
+    bool aligned = l.page_bytes % 8 == 0 && l.ring_row_bytes % 8 == 0 && l.ring_bytes % 8 == 0;
+    for (int32_t i = 0; i < l.part_count; i++) aligned = aligned && l.part[i].kv_codes % 8 == 0;
+    return aligned && d.heads == ROW_HEADS && d.head_dim == ROW_DIM && w.keys_max <= ROW_TILES * 64 && d.rope <= 64 &&
            d.rope % 8 == 0;
 }
 
@@ -486,9 +514,10 @@ cudaError_t tensor_attention_prepare(void) {
 
 void tensor_attention_rows(const dev &d, uint32_t first, uint32_t n, int layer, int part, int lo_kind, int table_kind,
                            const float *q, const dev_weight &sink, int heads_per_group, const attention_work &w,
-                           uint16_t *out, cudaStream_t s) {
-    key_kernel<<<n, 128, 0, s>>>(d, first, layer, part, lo_kind, w);
-    row_kernel<<<n, ROW_THREADS, ROW_BYTES + sizeof(row_keys), s>>>(d, first, table_kind, q, sink, w, out, heads_per_group);
+                           bool woven, uint16_t *out, cudaStream_t s) {
+    key_kernel<<<n, 640, 0, s>>>(d, first, layer, part, lo_kind, w);
+    row_kernel<<<n, ROW_THREADS, ROW_BYTES + sizeof(row_keys), s>>>(d, first, table_kind, q, sink, w, out,
+                                                                    heads_per_group, woven);
 }
 
 /* --- index scores ------------------------------------------------------------------------------------------------- */

@@ -29,19 +29,21 @@ static __device__ __forceinline__ void pack8(float v[8], bool quantise, uint32_t
     for (int i = 0; i < 4; i++) out[i] = pair_of(v[2 * i], v[2 * i + 1]);
 }
 
-/* Eight packed values from column k on of a row: as they are, or woven: value i of the eight from 32 t + 8 e on goes to
- * 32 e + 8 (i % 4) + 2 t + i / 4 of its block (tensor.cuh). */
+/* Eight packed values from column k on of a row, as the pairs (0,4) (1,5) (2,6) (3,7): plain, one after the other, or
+ * woven: pair q of the eight from 64 h + 16 t + 8 e on at 64 h + 32 e + 8 q + 2 t of its block (tensor.cuh). */
 static __device__ __forceinline__ void store8(uint16_t *row, int64_t k, const uint32_t p[4], bool woven) {
+    uint4 c = make_uint4(__byte_perm(p[0], p[2], 0x5410), __byte_perm(p[0], p[2], 0x7632),
+                         __byte_perm(p[1], p[3], 0x5410), __byte_perm(p[1], p[3], 0x7632));
     if (!woven) {
-        *(uint4 *)(row + k) = make_uint4(p[0], p[1], p[2], p[3]);
+        *(uint4 *)(row + k) = c;
         return;
     }
-    int t = (int)(k % K_BLOCK) / 32, e = (int)(k % 32) / 8;
-    uint32_t *pairs = (uint32_t *)(row + k / K_BLOCK * K_BLOCK + 32 * e + 2 * t);
-    pairs[0] = __byte_perm(p[0], p[2], 0x5410);
-    pairs[4] = __byte_perm(p[0], p[2], 0x7632);
-    pairs[8] = __byte_perm(p[1], p[3], 0x5410);
-    pairs[12] = __byte_perm(p[1], p[3], 0x7632);
+    int t = (int)(k % 64) / 16, e = (int)(k % 16) / 8;
+    uint32_t *pairs = (uint32_t *)(row + k / 64 * 64 + 32 * e + 2 * t);
+    pairs[0] = c.x;
+    pairs[4] = c.y;
+    pairs[8] = c.z;
+    pairs[12] = c.w;
 }
 
 static __device__ __forceinline__ void load8(const float *x, float v[8]) {
