@@ -264,6 +264,17 @@ struct upload {
     cedar_synth_recipe *recipe;     /* on the device */
 };
 
+/* bf16 decoding multiplies by a scale in one product, which has room for scales of any sane weight. */
+static cedar_status check_scales(const cuda_backend *b, const cedar_tensor_info *t, uint64_t count, cedar_err *err) {
+    int most = tensor_scale_max(t->slot->kind);
+    for (uint64_t i = 0; b->o.arith == CEDAR_BF16 && i < count; i++)
+        if (t->slot->scale[i] > most)
+            return cedar_fail(err, CEDAR_E_UNSUPPORTED,
+                              "tensor %s: scale %llu is 2^%d, and backend \"cuda\" in bf16 holds up to 2^%d", t->name,
+                              (unsigned long long)i, t->slot->scale[i] - 127, most - 127);
+    return CEDAR_OK;
+}
+
 static cedar_status upload_visit(void *self, const cedar_tensor_info *t, cedar_err *err) {
     upload *u = (upload *)self;
     u->count++;
@@ -280,7 +291,8 @@ static cedar_status upload_visit(void *self, const cedar_tensor_info *t, cedar_e
         launch_synth(u->recipe, w, at, at_scale, scale, u->b->stream);
         return check(cudaStreamSynchronize(u->b->stream), "making weights", err);
     }
-    cedar_status st = check(cudaMemcpy(at, t->slot->data, data, cudaMemcpyHostToDevice), "copying weights", err);
+    cedar_status st = check_scales(u->b, t, scale, err);
+    if (!st) st = check(cudaMemcpy(at, t->slot->data, data, cudaMemcpyHostToDevice), "copying weights", err);
     if (!st && scale)
         st = check(cudaMemcpy(at_scale, t->slot->scale, scale, cudaMemcpyHostToDevice), "copying scales", err);
     return st;

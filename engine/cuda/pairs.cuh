@@ -20,25 +20,17 @@ static __device__ __forceinline__ uint32_t times(uint32_t a, uint32_t b) {
 /* A code's exponent is laid into bf16's as it is, which is off by 2^gap: 127 less the code's own bias. */
 enum { E4M3_GAP = 127 - 7, E2M1_GAP = 127 - 1 };
 
-/* Multiplies by 2^gap and a UE8M0 scale. What the largest power of two in bf16 cannot hold is left for a second
- * product. */
+/* Multiplies by 2^gap and a UE8M0 scale, of which bf16 holds the product up to a byte of 254 - gap: E4M3 weights may have
+ * scales up to 2^7, E2M1 up to 2. Weights with larger ones are refused at open (tensor_scale_max). */
 struct factor {
     uint32_t pair;
-    int rest;
-    __device__ __forceinline__ factor(uint8_t scale, int gap) {
-        int e = scale + gap;
-        rest = e > 254 ? e - 254 : 0;
-        e -= rest;
-        pair = (uint32_t)e << 7 | (uint32_t)e << 23;
-    }
-    __device__ __forceinline__ uint32_t operator()(uint32_t v) const {
-        v = times(v, pair);
-        if (rest) v = times(v, (uint32_t)(127 + rest) << 7 | (uint32_t)(127 + rest) << 23);
-        return v;
-    }
+    __device__ __forceinline__ factor(uint8_t scale, int gap) : pair((scale + (uint32_t)gap) * 0x00800080u) {}
+    __device__ __forceinline__ uint32_t operator()(uint32_t v) const { return times(v, pair); }
 };
 
-/* Multiplies by 2^gap, then by a bf16 value. */
+static __device__ __forceinline__ float ue8m0(uint8_t b) { return __uint_as_float(b ? (uint32_t)b << 23 : 0x400000u); }
+
+/* Multiplies by 2^gap, then by a bf16 value: whatever the scale, for what a step computes itself. */
 struct factor_value {
     uint32_t gap_pair, pair;
     __device__ __forceinline__ factor_value(float value, int gap)

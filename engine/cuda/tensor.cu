@@ -428,6 +428,8 @@ static unsigned ceil_div(int64_t a, int64_t b) { return (unsigned)((a + b - 1) /
 
 /* --- launchers ---------------------------------------------------------------------------------------------------- */
 
+int tensor_scale_max(int kind) { return 254 - (kind == CEDAR_W_FP4 ? E2M1_GAP : E4M3_GAP); }
+
 template <class Weights, int WIDTH> static cudaError_t allow_shared() {
     return cudaFuncSetAttribute(many_kernel<Weights, WIDTH>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                 stage<Weights, WIDTH>::COUNT * stage<Weights, WIDTH>::BYTES);

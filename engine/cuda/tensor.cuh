@@ -30,6 +30,9 @@ static __host__ __device__ inline int64_t padded(int64_t k_count) { return (k_co
 /* Once per process, before the first launch. */
 cudaError_t tensor_prepare(void);
 
+/* Largest scale byte of a weight of a kind that decoding can hold (pairs.cuh). */
+int tensor_scale_max(int kind);
+
 /* out row = bf16 of row of x [*, ldx] floats, through FP8Q32 if `quantise`; the same row numbers, those listed or
  * 0 .. n-1. out [*, padded(K)]; columns past K are zero. */
 void tensor_pack(const float *x, int64_t ldx, const uint32_t *list, uint32_t n, int64_t k_count, bool quantise,

@@ -62,7 +62,7 @@ static __device__ __forceinline__ uint4 key_pairs(const key_codes &c, bool four)
         e2m1_crossed(c.v.x, factor_value(e4m3(c.scale), E2M1_GAP), f);
         return uncrossed(f);
     }
-    factor scaled(c.scale, E4M3_GAP);
+    factor_value scaled(ue8m0(c.scale), E4M3_GAP);
     uint2 lo = e4m3_pairs(c.v.x, scaled), hi = e4m3_pairs(c.v.y, scaled);
     return make_uint4(lo.x, lo.y, hi.x, hi.y);
 }
@@ -287,7 +287,7 @@ struct row_keys {
  * before the first is used. */
 template <int UNITS>
 static __device__ __forceinline__ void decode_keys(const row_keys &r, int tile, int first, uint8_t *to) {
-    enum { AT_ONCE = 4 };
+    enum { EACH = 64 * UNITS / GROUP, AT_ONCE = EACH < 4 ? EACH : 4 };
     int thread = threadIdx.x % GROUP, unit = thread % UNITS, k = 16 * (first + unit);
 #pragma unroll 1                                /* the caller has many copies of this, and they must stay small */
     for (int n0 = thread / UNITS; n0 < 64; n0 += AT_ONCE * GROUP / UNITS) {
@@ -317,7 +317,7 @@ static __device__ __forceinline__ void decode_keys(const row_keys &r, int tile, 
                 e2m1_crossed(v[j].y, scaled, f);
                 hi = uncrossed(f);
             } else {
-                factor scaled(scale[j], E4M3_GAP);
+                factor_value scaled(ue8m0(scale[j]), E4M3_GAP);
                 uint2 a = e4m3_pairs(v[j].x, scaled), b = e4m3_pairs(v[j].y, scaled),
                       c = e4m3_pairs(v[j].z, scaled), e = e4m3_pairs(v[j].w, scaled);
                 lo = make_uint4(a.x, a.y, b.x, b.y);
@@ -364,80 +364,77 @@ static __device__ __forceinline__ void load_queries(const dev &d, const float *q
     }
 }
 
-/* Rows [first, first + gridDim.x): q [place, heads, dim] as wq_b left it; out packed, a row per place and
- * group of heads, rotated back. */
-static __global__ void __launch_bounds__(ROW_THREADS, 1)
-    row_kernel(dev d, uint32_t first, int kind, const float *q, dev_weight sink, attention_work w, uint16_t *out,
-               int heads_per_group, bool woven) {
-    extern __shared__ __align__(1024) uint8_t tiles[];
-    row_keys &refs = *(row_keys *)(tiles + ROW_BYTES);
-    int group = threadIdx.x / GROUP, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    uint32_t place = first + blockIdx.x, row = d.active[place];
-    int count = w.count[blockIdx.x], tile_count = (count + 63) / 64, h0 = warp * 16 + g;
-    const float *table = (const float *)d.table + ((uint64_t)kind * d.row_max + row) * d.rope;
-    uint8_t *keys = tiles + QUERY_BYTES + group * KEYS_BYTES;
-    uint32_t queries_at = (uint32_t)__cvta_generic_to_shared(tiles),
-             keys_at = queries_at + QUERY_BYTES + (uint32_t)group * KEYS_BYTES;
-    /* past the last key that one again: its probability will be zero, whatever it is */
+/* A thread's place: of two groups of four warps, with 16 heads a warp, as the matrix instructions have it. */
+struct row_thread {
+    int group, lane, t, head;                   /* head: of its first row; the other is 8 on */
+    __device__ __forceinline__ row_thread()
+        : group(threadIdx.x / GROUP), lane(threadIdx.x % 32), t(threadIdx.x % 4),
+          head((int)(threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4)) {}
+};
+
+/* Past the last key that one again: its probability will be zero, whatever it is. */
+static __device__ __forceinline__ void load_refs(row_keys &refs, const attention_work &w, int count) {
     for (int i = threadIdx.x; i < ROW_TILES * 64; i += ROW_THREADS) {
         uint64_t at = (uint64_t)blockIdx.x * w.keys_max + (i < count ? i : count - 1);
         refs.at[i] = w.keys[at];
         refs.four[i] = w.fp4[at];
     }
-    load_queries(d, q + (uint64_t)place * ROW_HEADS * ROW_DIM, table, tiles);
+}
+
+/* c = 64 heads by the 64 keys of a tile, for one group, which decodes them to `keys` first; scaled, -inf past the last
+ * key. */
+static __device__ __forceinline__ void tile_logits(float (&c)[32], const uint8_t *queries, uint8_t *keys,
+                                                   const row_keys &refs, int tile, int count, const row_thread &me) {
+    uint32_t queries_at = (uint32_t)__cvta_generic_to_shared(queries),
+             keys_at = (uint32_t)__cvta_generic_to_shared(keys);
+    float scale = (float)(1 / sqrt((double)ROW_DIM));
+    decode_keys<ROW_DIM / 16>(refs, tile, 0, keys);
     wgmma_publish();
-    __syncthreads();
-    /* logits: 64 heads by the 64 keys of each tile of the group; keys past the end get -inf. Tiles move up as they come,
-     * so that the loops stay loops: unrolled, the kernel would not fit the instruction cache. */
-    float s[ROW_TILES / 2][32], scale = (float)(1 / sqrt((double)ROW_DIM)), top[2] = { -1e30f, -1e30f };
-#pragma unroll 1
-    for (int tile = group; tile < ROW_TILES; tile += 2) {
-        float c[32];
-        if (tile < tile_count) {
-            decode_keys<ROW_DIM / 16>(refs, tile, 0, keys);
-            wgmma_publish();
-            group_barrier(group);
-            wgmma_begin();
+    group_barrier(me.group);
+    wgmma_begin();
 #pragma unroll
-            for (int k = 0; k < ROW_DIM / 16; k++)
-                wgmma_tiles(c, tile_descriptor(queries_at + k / 4 * TILE_BYTES) + k % 4 * 2,
-                            tile_descriptor(keys_at + k / 4 * TILE_BYTES) + k % 4 * 2, k > 0);
-            wgmma_commit();
-            wgmma_wait<0>();
-            group_barrier(group);
-        }
+    for (int k = 0; k < ROW_DIM / 16; k++)
+        wgmma_tiles(c, tile_descriptor(queries_at + k / 4 * TILE_BYTES) + k % 4 * 2,
+                    tile_descriptor(keys_at + k / 4 * TILE_BYTES) + k % 4 * 2, k > 0);
+    wgmma_commit();
+    wgmma_wait<0>();
+    group_barrier(me.group);
 #pragma unroll
-        for (int n = 0; n < 32; n++) {
-            asm volatile("" : "+f"(c[n])::"memory");
-            int key = tile * 64 + n / 4 * 8 + 2 * t + (n & 1);
-            c[n] = key < count ? c[n] * scale : -INFINITY;
-            top[n / 2 & 1] = fmaxf(top[n / 2 & 1], c[n]);
-#pragma unroll
-            for (int i = 0; i + 1 < ROW_TILES / 2; i++) s[i][n] = s[i + 1][n];
-            s[ROW_TILES / 2 - 1][n] = c[n];
-        }
+    for (int n = 0; n < 32; n++) {
+        asm volatile("" : "+f"(c[n])::"memory");
+        c[n] = tile * 64 + n / 4 * 8 + 2 * me.t + (n & 1) < count ? c[n] * scale : -INFINITY;
     }
+}
+
+/* s: logits of every second tile from the group's first on. Leaves the probabilities, bf16, as tiles of 64 heads by 64
+ * keys, visible to the matrix units, and in part 1 / their unrounded sum with the sink, for the thread's two heads. */
+static __device__ __forceinline__ void probabilities(float (&s)[ROW_TILES / 2][32], int tile_count, row_keys &refs,
+                                                     const float *sink, uint8_t *tiles, const row_thread &me,
+                                                     float part[2]) {
+    float top[2] = { -1e30f, -1e30f }, sum[2] = { 0, 0 };
+#pragma unroll
+    for (int i = 0; i < ROW_TILES / 2; i++)
+#pragma unroll
+        for (int n = 0; n < 32; n++) top[n / 2 & 1] = fmaxf(top[n / 2 & 1], s[i][n]);
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         top[r] = quad_max(top[r]);
-        if (t == 0) refs.top[group][h0 + 8 * r] = top[r];
+        if (me.t == 0) refs.top[me.group][me.head + 8 * r] = top[r];
     }
     __syncthreads();
-    float sum[2] = { 0, 0 };
 #pragma unroll
-    for (int r = 0; r < 2; r++) top[r] = fmaxf(refs.top[0][h0 + 8 * r], refs.top[1][h0 + 8 * r]);
-    /* probabilities, bf16, and their unrounded sums */
+    for (int r = 0; r < 2; r++) top[r] = fmaxf(refs.top[0][me.head + 8 * r], refs.top[1][me.head + 8 * r]);
 #pragma unroll 1
-    for (int tile = group; tile < tile_count; tile += 2) {
+    for (int tile = me.group; tile < tile_count; tile += 2) {       /* tiles move up: the loop stays a loop */
 #pragma unroll
         for (int n = 0; n < 8; n++)
 #pragma unroll
             for (int r = 0; r < 2; r++) {
                 float a = expf(s[0][4 * n + 2 * r] - top[r]), b = expf(s[0][4 * n + 2 * r + 1] - top[r]);
-                int h = h0 + 8 * r;
+                int h = me.head + 8 * r;
                 sum[r] += a;
                 sum[r] += b;
-                *(uint32_t *)(tiles + tile * TILE_BYTES + h * 128 + swizzled(h, n) + 4 * t) = pair_of(a, b);
+                *(uint32_t *)(tiles + tile * TILE_BYTES + h * 128 + swizzled(h, n) + 4 * me.t) = pair_of(a, b);
             }
 #pragma unroll
         for (int n = 0; n < 32; n++)
@@ -447,57 +444,160 @@ static __global__ void __launch_bounds__(ROW_THREADS, 1)
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         sum[r] = quad_sum(sum[r]);
-        if (t == 0) refs.sum[group][h0 + 8 * r] = sum[r];
+        if (me.t == 0) refs.sum[me.group][me.head + 8 * r] = sum[r];
     }
     wgmma_publish();
     __syncthreads();
-    float part[2];
 #pragma unroll
-    for (int r = 0; r < 2; r++)
-        part[r] = 1 / (refs.sum[0][h0 + 8 * r] + refs.sum[1][h0 + 8 * r] +
-                       expf(((const float *)sink.data)[h0 + 8 * r] - top[r]));
-    /* values: 64 heads by the group's 256 channels over all keys, ascending; the next tile is decoded meanwhile */
-    enum { CHANNELS = ROW_DIM / 2, BUFFER = KEYS_BYTES / 2 };
+    for (int r = 0; r < 2; r++) {
+        int h = me.head + 8 * r;
+        part[r] = 1 / (refs.sum[0][h] + refs.sum[1][h] + expf(sink[h] - top[r]));
+    }
+}
+
+/* Where a row's output goes. */
+struct row_output {
+    uint16_t *out;
+    const float *table;
+    int heads_per_group, rope_from;
+    bool woven;
+};
+
+/* Channels [k0, k0 + CHANNELS) of all heads for one group: probabilities times keys, ascending; the next tile of keys is
+ * decoded meanwhile. Divided by the sum, rotated back, packed. */
+template <int CHANNELS>
+static __device__ __forceinline__ void row_values(const uint8_t *tiles, uint8_t *keys, const row_keys &refs,
+                                                  int tile_count, int k0, const float part[2], const row_output &to,
+                                                  uint32_t place, const row_thread &me) {
+    enum { BUFFER = 64 * CHANNELS * 2 };
+    uint32_t tiles_at = (uint32_t)__cvta_generic_to_shared(tiles),
+             keys_at = (uint32_t)__cvta_generic_to_shared(keys);
     float o[CHANNELS / 2];
-    decode_keys<CHANNELS / 16>(refs, 0, group * CHANNELS / 16, keys);
+    decode_keys<CHANNELS / 16>(refs, 0, k0 / 16, keys);
     wgmma_publish();
-    group_barrier(group);
+    group_barrier(me.group);
     for (int tile = 0; tile < tile_count; tile++) {
         uint32_t at = keys_at + (uint32_t)(tile & 1) * BUFFER;
         wgmma_begin();
 #pragma unroll
         for (int k = 0; k < 4; k++)
-            wgmma_turned(o, tile_descriptor(queries_at + (uint32_t)tile * TILE_BYTES) + k * 2,
+            wgmma_turned(o, tile_descriptor(tiles_at + (uint32_t)tile * TILE_BYTES) + k * 2,
                          turned_descriptor(at, TILE_BYTES) + k * 128, tile + k > 0);
         wgmma_commit();
         if (tile + 1 < tile_count)
-            decode_keys<CHANNELS / 16>(refs, tile + 1, group * CHANNELS / 16, keys + (tile + 1 & 1) * BUFFER);
+            decode_keys<CHANNELS / 16>(refs, tile + 1, k0 / 16, keys + (tile + 1 & 1) * BUFFER);
         wgmma_publish();
         wgmma_wait<0>();
-        group_barrier(group);
+        group_barrier(me.group);
     }
-    int64_t width = padded((int64_t)heads_per_group * ROW_DIM);
-    int groups = ROW_HEADS / heads_per_group, rope_from = ROW_DIM - d.rope;
+    int64_t width = padded((int64_t)to.heads_per_group * ROW_DIM);
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        int h = h0 + 8 * r;
-        uint16_t *to = out + ((uint64_t)place * groups + h / heads_per_group) * width + h % heads_per_group * ROW_DIM;
+        int h = me.head + 8 * r;
+        uint16_t *row = to.out + ((uint64_t)place * (ROW_HEADS / to.heads_per_group) + h / to.heads_per_group) * width +
+                        h % to.heads_per_group * ROW_DIM;
 #pragma unroll
         for (int n = 0; n < CHANNELS / 8; n++) {
-            if (r == 0) {
-                asm volatile("" : "+f"(o[4 * n]), "+f"(o[4 * n + 1]), "+f"(o[4 * n + 2]), "+f"(o[4 * n + 3])::"memory");
-            }
+            asm volatile("" : "+f"(o[4 * n + 2 * r]), "+f"(o[4 * n + 2 * r + 1])::"memory");
             float a = rounded(o[4 * n + 2 * r] * part[r]), b = rounded(o[4 * n + 2 * r + 1] * part[r]);
-            int k = group * CHANNELS + 8 * n;
-            if (k >= rope_from) rotate_pair(a, b, table + k - rope_from + 2 * t, -1);
+            int k = k0 + 8 * n;
+            if (k >= to.rope_from) rotate_pair(a, b, to.table + k - to.rope_from + 2 * me.t, -1);
             /* threads 0 and 2 of a quad hold 0, 1 and 4, 5 of eight channels, 1 and 3 the others: with what its partner
              * gives, each has one of the pairs (0,4) (1,5) (2,6) (3,7) of tensor.cuh */
-            float other = __shfl_xor_sync(0xffffffffu, t < 2 ? b : a, 2);
-            uint32_t p = t < 2 ? pair_of(a, other) : pair_of(other, b);
-            int pair = 2 * (t & 1) + (t >> 1);
-            *(uint32_t *)(to + (woven ? k / 64 * 64 + k % 16 * 4 + 8 * pair + k % 64 / 16 * 2 : k + 2 * pair)) = p;
+            float other = __shfl_xor_sync(0xffffffffu, me.t < 2 ? b : a, 2);
+            uint32_t p = me.t < 2 ? pair_of(a, other) : pair_of(other, b);
+            int pair = 2 * (me.t & 1) + (me.t >> 1);
+            *(uint32_t *)(row + (to.woven ? k / 64 * 64 + k % 16 * 4 + 8 * pair + k % 64 / 16 * 2 : k + 2 * pair)) = p;
         }
     }
+}
+
+/* What the three kernels are given: rows [first, first + gridDim.x) of the list; q [place, heads, dim] as wq_b left
+ * it; to.out a row per place and group of heads. */
+struct row_work {
+    uint32_t first;
+    int table_kind;
+    const float *q, *sink;
+    row_output to;
+};
+
+static __device__ __forceinline__ const float *rotations(const dev &d, const row_work &r) {
+    return (const float *)d.table + ((uint64_t)r.table_kind * d.row_max + d.active[r.first + blockIdx.x]) * d.rope;
+}
+
+/* A block per row. Tiles of logits move up as they come: unrolled, the kernel would not fit the instruction cache. */
+static __global__ void __launch_bounds__(ROW_THREADS, 1) row_kernel(dev d, row_work r, attention_work w) {
+    extern __shared__ __align__(1024) uint8_t tiles[];
+    row_keys &refs = *(row_keys *)(tiles + ROW_BYTES);
+    row_thread me;
+    int count = w.count[blockIdx.x], tile_count = (count + 63) / 64;
+    uint8_t *keys = tiles + QUERY_BYTES + me.group * KEYS_BYTES;
+    r.to.table = rotations(d, r);
+    load_refs(refs, w, count);
+    load_queries(d, r.q + (uint64_t)(r.first + blockIdx.x) * ROW_HEADS * ROW_DIM, r.to.table, tiles);
+    wgmma_publish();
+    __syncthreads();
+    float s[ROW_TILES / 2][32], part[2];
+#pragma unroll 1
+    for (int tile = me.group; tile < ROW_TILES; tile += 2) {
+        float c[32];
+        if (tile < tile_count) tile_logits(c, tiles, keys, refs, tile, count, me);
+#pragma unroll
+        for (int n = 0; n < 32; n++) {
+#pragma unroll
+            for (int i = 0; i + 1 < ROW_TILES / 2; i++) s[i][n] = s[i + 1][n];
+            s[ROW_TILES / 2 - 1][n] = tile < tile_count ? c[n] : -INFINITY;
+        }
+    }
+    __syncthreads();                            /* queries give way */
+    probabilities(s, tile_count, refs, r.sink, tiles, me, part);
+    row_values<ROW_DIM / 2>(tiles, keys, refs, tile_count, me.group * (ROW_DIM / 2), part, r.to, r.first + blockIdx.x, me);
+}
+
+/* Few rows: first a block per row and two tiles of keys, one a group; a thread's logits of a tile lie together. */
+static __global__ void __launch_bounds__(ROW_THREADS, 1) tile_kernel(dev d, row_work r, attention_work w) {
+    extern __shared__ __align__(1024) uint8_t tiles[];
+    row_keys &refs = *(row_keys *)(tiles + ROW_BYTES);
+    row_thread me;
+    int count = w.count[blockIdx.x], tile = 2 * blockIdx.y + me.group;
+    if ((int)blockIdx.y * 128 >= count) return;
+    load_refs(refs, w, count);
+    load_queries(d, r.q + (uint64_t)(r.first + blockIdx.x) * ROW_HEADS * ROW_DIM, rotations(d, r), tiles);
+    wgmma_publish();
+    __syncthreads();
+    if (tile * 64 >= count) return;
+    float c[32];
+    tile_logits(c, tiles, tiles + QUERY_BYTES + me.group * KEYS_BYTES, refs, tile, count, me);
+    float4 *to = (float4 *)w.logits + (((uint64_t)blockIdx.x * ROW_TILES + tile) * 8) * GROUP + threadIdx.x % GROUP;
+#pragma unroll
+    for (int n = 0; n < 8; n++) to[n * GROUP] = make_float4(c[4 * n], c[4 * n + 1], c[4 * n + 2], c[4 * n + 3]);
+}
+
+/* Then a block per row and slice of channels. */
+enum { SLICE = 64, SLICES = ROW_DIM / (2 * SLICE) };
+static __global__ void __launch_bounds__(ROW_THREADS, 1) slice_kernel(dev d, row_work r, attention_work w) {
+    extern __shared__ __align__(1024) uint8_t tiles[];
+    row_keys &refs = *(row_keys *)(tiles + ROW_BYTES);
+    row_thread me;
+    int count = w.count[blockIdx.x], tile_count = (count + 63) / 64;
+    r.to.table = rotations(d, r);
+    load_refs(refs, w, count);
+    float s[ROW_TILES / 2][32], part[2];
+#pragma unroll
+    for (int i = 0; i < ROW_TILES / 2; i++) {
+        int tile = 2 * i + me.group;
+        const float4 *from =
+            (const float4 *)w.logits + (((uint64_t)blockIdx.x * ROW_TILES + tile) * 8) * GROUP + threadIdx.x % GROUP;
+#pragma unroll
+        for (int n = 0; n < 8; n++) {
+            float4 v = make_float4(-INFINITY, -INFINITY, -INFINITY, -INFINITY);
+            if (tile < tile_count) v = from[n * GROUP];
+            s[i][4 * n] = v.x; s[i][4 * n + 1] = v.y; s[i][4 * n + 2] = v.z; s[i][4 * n + 3] = v.w;
+        }
+    }
+    probabilities(s, tile_count, refs, r.sink, tiles, me, part);
+    row_values<SLICE>(tiles, tiles + QUERY_BYTES + me.group * KEYS_BYTES, refs, tile_count,
+                      (2 * (int)blockIdx.y + me.group) * SLICE, part, r.to, r.first + blockIdx.x, me);
 }
 
 bool tensor_attention_rows_can(const dev &d, const cedar_layout &l, const attention_work &w) {
@@ -507,17 +607,25 @@ bool tensor_attention_rows_can(const dev &d, const cedar_layout &l, const attent
            d.rope % 8 == 0;
 }
 
+enum { ROW_SHARED = ROW_BYTES + sizeof(row_keys) };
+
 cudaError_t tensor_attention_prepare(void) {
-    return cudaFuncSetAttribute(row_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                ROW_BYTES + sizeof(row_keys));
+    cudaError_t e = cudaFuncSetAttribute(row_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, ROW_SHARED);
+    if (!e) e = cudaFuncSetAttribute(tile_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, ROW_SHARED);
+    return e ? e : cudaFuncSetAttribute(slice_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, ROW_SHARED);
 }
 
 void tensor_attention_rows(const dev &d, uint32_t first, uint32_t n, int layer, int part, int lo_kind, int table_kind,
                            const float *q, const dev_weight &sink, int heads_per_group, const attention_work &w,
                            bool woven, uint16_t *out, cudaStream_t s) {
+    row_work r = { first, table_kind, q, (const float *)sink.data, { out, NULL, heads_per_group, d.head_dim - d.rope, woven } };
     key_kernel<<<n, 640, 0, s>>>(d, first, layer, part, lo_kind, w);
-    row_kernel<<<n, ROW_THREADS, ROW_BYTES + sizeof(row_keys), s>>>(d, first, table_kind, q, sink, w, out,
-                                                                    heads_per_group, woven);
+    if (woven) {
+        row_kernel<<<n, ROW_THREADS, ROW_SHARED, s>>>(d, r, w);
+    } else {
+        tile_kernel<<<dim3(n, ROW_TILES / 2), ROW_THREADS, ROW_SHARED, s>>>(d, r, w);
+        slice_kernel<<<dim3(n, SLICES), ROW_THREADS, ROW_SHARED, s>>>(d, r, w);
+    }
 }
 
 /* --- index scores ------------------------------------------------------------------------------------------------- */
@@ -586,7 +694,7 @@ static __global__ void __launch_bounds__(32 * SCORE_WARPS)
             words[0] = lo.x; words[1] = lo.y; words[2] = hi.x; words[3] = hi.y;
             scale = page[p.index_scales + (uint64_t)(j % p.entries) * d.l->index_scale_bytes + t];
         }
-        factor scaled(scale, E2M1_GAP);
+        factor_value scaled(ue8m0(scale), E2M1_GAP);
         float c[TILES][4] = {};
 #pragma unroll
         for (int k = 0; k < 4; k++) {

@@ -79,6 +79,16 @@ static __device__ __forceinline__ void wgmma_tiles(float (&c)[32], uint64_t a, u
 }
 
 /* The tile at b turned. */
+static __device__ __forceinline__ void wgmma_turned(float (&c)[32], uint64_t a, uint64_t b, bool add) {
+    asm volatile("{.reg .pred p; setp.ne.b32 p, %34, 0;"
+                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
+                 "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
+                 "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, "
+                 "%32,%33,p,1,1,0,1;}"
+                 : C16(0), C16(16)
+                 : DESCRIPTORS);
+}
+
 static __device__ __forceinline__ void wgmma_turned(float (&c)[128], uint64_t a, uint64_t b, bool add) {
     asm volatile("{.reg .pred p; setp.ne.b32 p, %130, 0;"
                  "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 "
