@@ -628,7 +628,12 @@ template <class A> struct forward {
         if (draft) return;
         tap_rows(b, CEDAR_TAP_WINDOW, layer, plan, list, n, d.window_rows, true, b->l.ring_row_bytes,
                  b->l.ring_row_bytes, TAP_BYTES, 1);
-        if (!c->is_kv_source[layer]) return;
+        if (c->is_kv_source[layer]) global_rows(k, layer);
+        if constexpr (tensor)
+            if (lists_early(layer)) tensor_keys(d, 0, n, layer, part_of(layer), lo_of(layer), b->w.attention, s);
+    }
+
+    void global_rows(const cedar_block *k, int32_t layer) {
         bool group = c->ratio[layer] > 1;
         linear(k->comp_wkv, by_row(d.x, c->hidden), b->w.px, b->w.kv, false);
         launch_comp_store<A>(d, n, b->w.kv, 0, !group, s);
@@ -830,17 +835,27 @@ template <class A> struct forward {
         free(row_h);
     }
 
-    void attend(const cedar_block *k, int32_t layer, int part, int lo, int kind) {
+    /* A layer that picks no entries of its own can list its keys before its queries are there. */
+    bool lists_early(int32_t layer) const {
+        bool moves = layer == c->cut && plan && plan->trimmed && plan->cut != CEDAR_CUT_AFTER;
+        return whole_rows() && n <= ATTENTION_BATCH && !c->is_index_source[layer] && !moves;
+    }
+    int part_of(int32_t layer) const { return c->ratio[layer] > 0 ? b->l.part_of[c->kv_source_of[layer]] : -1; }
+    int lo_of(int32_t layer) const { return layer < c->cut ? 0 : layer == c->cut ? 1 : 2; }
+
+    void attend(const cedar_block *k, int32_t layer) {
+        int part = part_of(layer), lo = lo_of(layer);
         if constexpr (tensor) {
             for (uint32_t first = 0; first < n; first += ATTENTION_BATCH) {
                 uint32_t count = n - first < ATTENTION_BATCH ? n - first : ATTENTION_BATCH;
-                if (whole_rows())
-                    tensor_attention_rows(d, first, count, layer, part, lo, kind, (const float *)b->w.q,
-                                          W(k->attn_sink), c->heads / c->o_groups, b->w.attention, !few_rows(n),
-                                          b->w.po, s);
-                else
+                if (whole_rows()) {
+                    if (!lists_early(layer)) tensor_keys(d, first, count, layer, part, lo, b->w.attention, s);
+                    tensor_attention_rows(d, first, count, c->ratio[layer] > 0, (const float *)b->w.q, W(k->attn_sink),
+                                          c->heads / c->o_groups, b->w.attention, !few_rows(n), b->w.po, s);
+                } else {
                     tensor_attention(d, first, count, layer, part, lo, (float *)b->w.q, W(k->attn_sink),
                                      b->w.attention, s);
+                }
             }
         } else {
             launch_attention<A>(d, n, layer, part, lo, b->w.q, W(k->attn_sink), s);
@@ -859,7 +874,7 @@ template <class A> struct forward {
 
     void layer_step(int32_t layer) {
         const cedar_block *k = &b->model->blocks[layer];
-        int kind = c->ratio[layer] > 0, lo = layer < c->cut ? 0 : layer == c->cut ? 1 : 2;
+        int kind = c->ratio[layer] > 0;
         bool at_cut = layer == c->cut && plan->trimmed;
         if (b->inject && layer > 0) inject(layer);
         before(k, layer, false);
@@ -867,14 +882,16 @@ template <class A> struct forward {
         query(k, kind);
         join(SIDE_KV);
         if (c->is_index_source[layer]) select(k, layer);
-        attend(k, layer, kind ? b->l.part_of[c->kv_source_of[layer]] : -1, lo, kind);
+        attend(k, layer);
+        fork(SIDE_KV, [&] {                     /* the rings have been read; joined with the next layer's keys */
+            launch_commit_windows(d, plan->entry_count, layer, lo_of(layer), s);
+            if (c->is_kv_source[layer] && b->l.open_slots[b->l.part_of[layer]])
+                launch_commit_open<A>(d, plan->entry_count, b->l.part_of[layer], s);
+        });
         output(k, kind);
         ffn(k, layer, false);
         if (at_cut && plan->cut == CEDAR_CUT_AFTER) keep();
         if (layer == c->candidate_source) pooled = true;
-        launch_commit_windows(d, plan->entry_count, layer, lo, s);
-        if (c->is_kv_source[layer] && b->l.open_slots[b->l.part_of[layer]])
-            launch_commit_open<A>(d, plan->entry_count, b->l.part_of[layer], s);
     }
 
     void rings() {
@@ -931,6 +948,7 @@ template <class A> struct forward {
         launch_begin<A>(d, n, b->w.freq, s);
         launch_embed<A>(d, n, W(b->model->embed), s);
         for (int32_t layer = 0; layer < c->layers; layer++) layer_step(layer);
+        join(SIDE_KV);
         if (c->stages) rings();
         if (out->logits || out->argmax) logits(out->logits != NULL);
     }

@@ -60,11 +60,11 @@ template <class Scale> static __device__ __forceinline__ uint2 e4m3_pairs(uint32
 /* Eight E2M1 codes as the pairs (0,4) (1,5) (2,6) (3,7): two masks take the codes at the same place of both halves. */
 template <class Scale>
 static __device__ __forceinline__ void e2m1_crossed(uint32_t v, const Scale &scaled, uint32_t f[4]) {
-#pragma unroll
-    for (int k = 0; k < 4; k++) {
-        uint32_t w = v >> (4 * k);
-        f[k] = scaled((w << 12 & 0x80008000u) | (w << 6 & 0x01c001c0u));
-    }
+    const uint32_t sign = 0x80008000u, rest = 0x01c001c0u;
+    f[0] = scaled((v << 12 & sign) | (v << 6 & rest));
+    f[1] = scaled((v << 8 & sign) | (v << 2 & rest));
+    f[2] = scaled((v << 4 & sign) | (v >> 2 & rest));
+    f[3] = scaled((v & sign) | (v >> 6 & rest));
 }
 
 /* Crossed pairs as (0,1) (2,3) (4,5) (6,7). */

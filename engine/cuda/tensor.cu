@@ -9,11 +9,12 @@ enum { FEW_WARPS = SEGMENTS, FEW_N = 16, MANY_WARPS = 8, MANY_N = 128 };
 
 /* A weight type says where a row's codes and scales lie, and reads one row's 16 values from 64 half + 16 t on of a block
  * whose rows lie in shared memory, BLOCK_PIECES pieces of 16 bytes each. Piece p of row r is at place(r, p), so that a
- * quarter of a warp meets all banks. SCALED: four scale bytes a row and block. */
+ * quarter of a warp meets all banks. SCALED: four scale bytes a row and block. FEW_STAGES, FEW_PER_SM: blocks under way a
+ * warp, and thread blocks a multiprocessor, of the kernel for few rows. */
 
 /* FP8 with a scale per 32 x 32 tile. */
 struct fp8_tiles {
-    enum { BLOCK_PIECES = 8, SCALED = 1, FEW_STAGES = 4 };
+    enum { BLOCK_PIECES = 8, SCALED = 1, FEW_STAGES = 3, FEW_PER_SM = 3 };
     const uint8_t *code, *scale;
     int64_t k_count, k_blocks;
     __device__ fp8_tiles(const dev_weight &w) : code(w.data), scale(w.scale), k_count(w.cols), k_blocks(w.cols / 32) {}
@@ -33,7 +34,7 @@ struct fp8_tiles {
 
 /* MXFP4: a scale per row and 32. */
 struct fp4_rows {
-    enum { BLOCK_PIECES = 4, SCALED = 1, FEW_STAGES = 8 };
+    enum { BLOCK_PIECES = 4, SCALED = 1, FEW_STAGES = 5, FEW_PER_SM = 3 };
     const uint8_t *code, *scale;
     int64_t k_count, k_blocks;
     __device__ fp4_rows(const dev_weight &w) : code(w.data), scale(w.scale), k_count(w.cols), k_blocks(w.cols / 32) {}
@@ -51,7 +52,7 @@ struct fp4_rows {
 };
 
 struct bf16_rows {
-    enum { BLOCK_PIECES = 16, SCALED = 0, FEW_STAGES = 3 };
+    enum { BLOCK_PIECES = 16, SCALED = 0, FEW_STAGES = 3, FEW_PER_SM = 2 };
     const uint8_t *data;
     int64_t k_count, k_blocks;
     __device__ bf16_rows(const dev_weight &w) : data(w.data), k_count(w.cols), k_blocks(w.cols / 32) {}
@@ -171,7 +172,7 @@ template <class Weights> struct few_stage {
  * next blocks on their way to shared memory of each warp's own. A block goes on to every gridDim.x-th tile of outputs
  * without letting that stream end, and its warps change segments then, since some segments are longer. */
 template <class Weights, int TILES>
-static __global__ void __launch_bounds__(32 * FEW_WARPS, TILES == 4 ? 1 : 2) few_kernel(source src) {
+static __global__ void __launch_bounds__(32 * FEW_WARPS, TILES == 1 ? Weights::FEW_PER_SM : TILES == 2 ? 2 : 1) few_kernel(source src) {
     typedef few_stage<Weights> stage;
     enum { WIDTH = 8 * TILES, PIECES = Weights::BLOCK_PIECES, COPIES = FEW_N * PIECES / 32, ROWS_AT_ONCE = 32 / PIECES };
     extern __shared__ __align__(1024) uint8_t stages[];
@@ -455,14 +456,14 @@ cudaError_t tensor_prepare(void) {
     return e ? e : allow_widths<bf16_rows>();
 }
 
-enum { MULTIPROCESSORS = 132, FEW_BLOCKS = 2 * MULTIPROCESSORS };      /* as many as work at once */
+enum { MULTIPROCESSORS = 132 };
 
 /* Blocks along the tiles of outputs, `others` times, so that as little as possible waits for a last round: a block costs
  * its tiles and about one more to begin. */
-static unsigned few_blocks(unsigned tiles, unsigned others) {
+static unsigned few_blocks(unsigned tiles, unsigned others, unsigned at_once) {
     unsigned best = 1, least = ~0u;
     for (unsigned per_block = 1; per_block <= tiles && per_block <= 64; per_block++) {
-        unsigned blocks = ceil_div(tiles, per_block), cost = ceil_div((int64_t)blocks * others, FEW_BLOCKS) * (per_block + 1);
+        unsigned blocks = ceil_div(tiles, per_block), cost = ceil_div((int64_t)blocks * others, at_once) * (per_block + 1);
         if (cost >= least) continue;
         least = cost;
         best = blocks;
@@ -482,7 +483,8 @@ template <class Weights, int WIDTH> static void launch_many(dim3 grid, const sou
 }
 
 template <class Weights> static void launch(const source &src, unsigned tiles, unsigned z, shape sh, cudaStream_t s) {
-    dim3 few(few_blocks(ceil_div(src.n_count, FEW_N), tiles * z), tiles, z), many(ceil_div(src.n_count, MANY_N), tiles, z);
+    unsigned at_once = MULTIPROCESSORS * (sh.width == 8 ? Weights::FEW_PER_SM : sh.width == 16 ? 2 : 1);
+    dim3 few(few_blocks(ceil_div(src.n_count, FEW_N), tiles * z, at_once), tiles, z), many(ceil_div(src.n_count, MANY_N), tiles, z);
     if (sh.few) {
         if (sh.width == 8) few_kernel<Weights, 1><<<few, 32 * FEW_WARPS, few_stage<Weights>::BLOCK_BYTES, s>>>(src);
         else if (sh.width == 16) few_kernel<Weights, 2><<<few, 32 * FEW_WARPS, few_stage<Weights>::BLOCK_BYTES, s>>>(src);

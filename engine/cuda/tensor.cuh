@@ -114,13 +114,17 @@ struct attention_work {
 void tensor_attention(const dev &d, uint32_t first, uint32_t n, int layer, int part, int lo_kind, float *q,
                       const dev_weight &sink, const attention_work &w, cudaStream_t s);
 
-/* The same by one launch for whole rows, if the shape is that of the real model: q as wq_b left it, which is rotated on
+/* Lists the keys of the rows, as tensor_attention does first; tensor_attention_rows is given the list. */
+void tensor_keys(const dev &d, uint32_t first, uint32_t n, int layer, int part, int lo_kind, const attention_work &w,
+                 cudaStream_t s);
+
+/* The same for whole rows, if the shape is that of the real model: q as wq_b left it, which is rotated on
  * the way; out packed [place, groups of heads, heads_per_group * head_dim], rotated back: what wo_a reads. */
 bool tensor_attention_rows_can(const dev &d, const cedar_layout &l, const attention_work &w);
 cudaError_t tensor_attention_prepare(void);
-void tensor_attention_rows(const dev &d, uint32_t first, uint32_t n, int layer, int part, int lo_kind, int table_kind,
-                           const float *q, const dev_weight &sink, int heads_per_group, const attention_work &w,
-                           bool woven, uint16_t *out, cudaStream_t s);
+void tensor_attention_rows(const dev &d, uint32_t first, uint32_t n, int table_kind, const float *q,
+                           const dev_weight &sink, int heads_per_group, const attention_work &w, bool woven,
+                           uint16_t *out, cudaStream_t s);
 
 /* Scores as launch_scores, summed over the heads in a fixed tree. */
 void tensor_scores(const dev &d, uint32_t first, uint32_t n, const float *iq, const float *g, int part, int ratio,

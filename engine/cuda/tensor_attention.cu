@@ -110,6 +110,11 @@ static __global__ void key_kernel(dev d, uint32_t first, int layer, int part, in
     if (threadIdx.x == 0) w.count[blockIdx.x] = count;
 }
 
+void tensor_keys(const dev &d, uint32_t first, uint32_t n, int layer, int part, int lo_kind, const attention_work &w,
+                 cudaStream_t s) {
+    key_kernel<<<n, 128, 0, s>>>(d, first, layer, part, lo_kind, w);
+}
+
 /* --- logits ------------------------------------------------------------------------------------------------------- */
 
 /* 64 heads by tiles of 64 keys; blockIdx.z picks the heads, and tiles blockIdx.y, blockIdx.y + gridDim.y, ... */
@@ -251,7 +256,7 @@ void tensor_attention(const dev &d, uint32_t first, uint32_t n, int layer, int p
     unsigned groups = (unsigned)(d.heads + HEADS - 1) / HEADS, tiles = (unsigned)w.keys_max / KEYS;
     size_t shared = (size_t)(HEADS + KEYS) * (d.head_dim + 8) * sizeof(uint16_t);
     cudaFuncSetAttribute(logits_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared);
-    key_kernel<<<n, 128, 0, s>>>(d, first, layer, part, lo_kind, w);
+    tensor_keys(d, first, n, layer, part, lo_kind, w, s);
     /* few rows: a block per tile; many rows: a block runs through the tiles with its queries at hand */
     logits_kernel<<<dim3(n, n >= 128 ? 1 : tiles, groups), THREADS, shared, s>>>(d, first, q, w);
     softmax_kernel<<<(n * (unsigned)d.heads * 32 + 255) / 256, 256, 0, s>>>(d, sink, w, n);
@@ -615,11 +620,10 @@ cudaError_t tensor_attention_prepare(void) {
     return e ? e : cudaFuncSetAttribute(slice_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, ROW_SHARED);
 }
 
-void tensor_attention_rows(const dev &d, uint32_t first, uint32_t n, int layer, int part, int lo_kind, int table_kind,
-                           const float *q, const dev_weight &sink, int heads_per_group, const attention_work &w,
-                           bool woven, uint16_t *out, cudaStream_t s) {
+void tensor_attention_rows(const dev &d, uint32_t first, uint32_t n, int table_kind, const float *q,
+                           const dev_weight &sink, int heads_per_group, const attention_work &w, bool woven,
+                           uint16_t *out, cudaStream_t s) {
     row_work r = { first, table_kind, q, (const float *)sink.data, { out, NULL, heads_per_group, d.head_dim - d.rope, woven } };
-    key_kernel<<<n, 640, 0, s>>>(d, first, layer, part, lo_kind, w);
     if (woven) {
         row_kernel<<<n, ROW_THREADS, ROW_SHARED, s>>>(d, r, w);
     } else {

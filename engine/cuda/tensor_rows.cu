@@ -94,18 +94,33 @@ static __global__ void __launch_bounds__(256) act_kernel(dev_moe m, uint32_t pai
 /* --- norms -------------------------------------------------------------------------------------------------------- */
 
 /* Rows of up to 8 * NORM_CHUNKS * NORM_THREADS channels, one a block, in registers. */
-enum { NORM_THREADS = 256, NORM_CHUNKS = 4, NORM_WIDTH_MAX = 8 * NORM_CHUNKS * NORM_THREADS };
+enum { NORM_THREADS = 512, NORM_CHUNKS = 2, NORM_WIDTH_MAX = 8 * NORM_CHUNKS * NORM_THREADS };
 
 static __device__ __forceinline__ int64_t chunk(int i) { return 8 * ((int64_t)i * NORM_THREADS + threadIdx.x); }
+
+static __device__ __forceinline__ void load_gain(const dev_weight &gain, int64_t k, float w[8]) {
+    if (gain.kind == CEDAR_W_BF16) {
+        uint4 u = *(const uint4 *)(gain.data + 2 * k);
+        uint32_t p[4] = { u.x, u.y, u.z, u.w };
+#pragma unroll
+        for (int j = 0; j < 8; j++) w[j] = __uint_as_float(j % 2 ? p[j / 2] & 0xffff0000u : p[j / 2] << 16);
+    } else {
+#pragma unroll
+        for (int j = 0; j < 8; j++) w[j] = (float)weight_at(gain, 0, k + j);
+    }
+}
 
 /* v = rounded gain times v / rms, packed as it is (plain), through FP8Q32 (quantised), or both. */
 static __device__ __forceinline__ void norm_pack(float v[NORM_CHUNKS][8], int width, const dev_weight &gain, double eps,
                                                  bool woven, uint16_t *plain, uint16_t *quantised) {
+    float w[NORM_CHUNKS][8];                    /* on their way during the sum */
     double square = 0;
 #pragma unroll
-    for (int i = 0; i < NORM_CHUNKS; i++)
+    for (int i = 0; i < NORM_CHUNKS; i++) {
+        if (chunk(i) < width) load_gain(gain, chunk(i), w[i]);
 #pragma unroll
         for (int j = 0; j < 8; j++) square += (double)v[i][j] * (double)v[i][j];
+    }
     square = block_sum(square);
     float r = 1 / sqrtf((float)square / (float)width + (float)eps);
 #pragma unroll
@@ -114,7 +129,7 @@ static __device__ __forceinline__ void norm_pack(float v[NORM_CHUNKS][8], int wi
         if (k / 256 * 256 >= padded(width)) break;      /* whole warps, for the shuffles */
 #pragma unroll
         for (int j = 0; j < 8; j++)
-            if (k < width) v[i][j] = rounded((float)weight_at(gain, 0, k + j) * (v[i][j] * r));
+            if (k < width) v[i][j] = rounded(w[i][j] * (v[i][j] * r));
         uint32_t p[4];
         if (plain) {
             pack8(v[i], false, p);
