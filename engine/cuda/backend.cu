@@ -568,6 +568,9 @@ template <class A> struct forward {
         cudaStreamWaitEvent(s, b->joined[side], 0);
     }
 
+    /* On the main stream the linear layers of few rows follow a kernel with nothing to join in between. */
+    chain chained() const { return chain{ s, s == b->stream }; }
+
     operand packed(const uint16_t *x, bool indexed) const {
         return operand{ x, indexed ? d.active : NULL, 1, 0, !few_rows(n) };
     }
@@ -579,7 +582,7 @@ template <class A> struct forward {
     }
     /* x its values (of the other arithmetics), p the same packed, under the same row numbers. */
     void linear(const cedar_weight &w, dev_rows x, const uint16_t *p, void *y, bool round) {
-        if constexpr (tensor) tensor_linear(W(w), packed(p, x.indexed), n, (float *)y, w.rows, round, s);
+        if constexpr (tensor) tensor_linear(W(w), packed(p, x.indexed), n, (float *)y, w.rows, round, chained());
         else launch_linear<A>(d, n, W(w), 0, w.rows, x, by_place(y, w.rows), round, s);
     }
     hc_site site(const cedar_weight &fn, const cedar_weight &base, const cedar_weight &scale) const {
@@ -662,13 +665,16 @@ template <class A> struct forward {
         free(row);
     }
 
-    void select(const cedar_block *k, int32_t layer) {
-        int part = b->l.part_of[c->kv_source_of[layer]], ratio = c->ratio[layer];
-        bool restricted = pooled && layer != c->candidate_source;
+    void index_query(const cedar_block *k) {
         linear(k->index_wq_b, by_place(b->w.qr, c->q_lora), b->w.pq, b->w.iq, true);
         launch_rope_heads<A>(d, n, b->w.iq, c->index_heads, c->index_dim, 1, 1, s);
         linear(k->index_weights_proj, by_row(d.x, c->hidden), b->w.px, b->w.ig, true);
         launch_index_query<A>(d, n, b->w.iq, b->w.ig, s);
+    }
+
+    void select(int32_t layer) {
+        int part = b->l.part_of[c->kv_source_of[layer]], ratio = c->ratio[layer];
+        bool restricted = pooled && layer != c->candidate_source;
         for (uint32_t first = 0; first < n; first += SCORE_BATCH) {
             uint32_t count = n - first < SCORE_BATCH ? n - first : SCORE_BATCH;
             if (b->tap) {
@@ -713,7 +719,7 @@ template <class A> struct forward {
                 tensor_pack((const float *)b->w.q, k_count, NULL, n * (uint32_t)groups, k_count, false, !few_rows(n),
                             b->w.po, s);
             tensor_groups(W(w), groups, operand{ b->w.po, NULL, groups, 0, !few_rows(n) }, n, (float *)b->w.u, w.rows,
-                          s);
+                          chained());
         } else {
             for (int g = 0; g < groups; g++)
                 launch_linear<A>(d, n, W(w), g * rows, rows, by_place((real *)b->w.q + g * k_count, groups * k_count),
@@ -748,20 +754,21 @@ template <class A> struct forward {
             int64_t ld = m.moe_dim, shared_at = m.per_token * ld;
             operand px = { x, NULL, 1, 0, woven }, pa = { b->w.pa, NULL, slots, m.per_token, woven };
             fork(SIDE_SHARED, [&] {
-                tensor_linear_two(m.shared1, m.shared3, px, count, a + shared_at, g + shared_at, slots * ld, true, s);
+                tensor_linear_two(m.shared1, m.shared3, px, count, a + shared_at, g + shared_at, slots * ld, true,
+                                  chained());
             });
             tensor_linear(m.gate, operand{ b->w.px + (uint64_t)first * (uint64_t)padded(c->hidden), NULL, 1, 0, woven },
-                          count, (float *)m.z, m.experts, false, s);
+                          count, (float *)m.z, m.experts, false, chained());
             launch_route<A>(count, m, s);
             tensor_sort(m.ids, count, m.per_token, m.experts, woven, t, s);
-            tensor_experts(m.w1, 2, 2 * m.experts, ld, x, woven, slots, t, a, g, ld, s);
+            tensor_experts(m.w1, 2, 2 * m.experts, ld, x, woven, slots, t, a, g, ld, chained());
             join(SIDE_SHARED);
             tensor_act(m, count, woven, b->w.pa, s);
             fork(SIDE_SHARED, [&] {
                 tensor_linear(m.shared2, pa, count, out + (int64_t)m.per_token * c->hidden, (int64_t)slots * c->hidden,
-                              true, s);
+                              true, chained());
             });
-            tensor_experts(m.w2, 1, 0, c->hidden, b->w.pa, woven, 1, t, out, out, c->hidden, s);
+            tensor_experts(m.w2, 1, 0, c->hidden, b->w.pa, woven, 1, t, out, out, c->hidden, chained());
             join(SIDE_SHARED);
             if (first == 0) join(SIDE_HC);
             tensor_expand_experts(d, first, count, m, s);
@@ -880,8 +887,9 @@ template <class A> struct forward {
         before(k, layer, false);
         if (at_cut && plan->cut != CEDAR_CUT_AFTER) keep();
         query(k, kind);
+        if (c->is_index_source[layer]) index_query(k);
         join(SIDE_KV);
-        if (c->is_index_source[layer]) select(k, layer);
+        if (c->is_index_source[layer]) select(layer);
         attend(k, layer);
         fork(SIDE_KV, [&] {                     /* the rings have been read; joined with the next layer's keys */
             launch_commit_windows(d, plan->entry_count, layer, lo_of(layer), s);

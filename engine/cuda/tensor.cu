@@ -14,7 +14,7 @@ enum { FEW_WARPS = SEGMENTS, FEW_N = 16, MANY_WARPS = 8, MANY_N = 128 };
 
 /* FP8 with a scale per 32 x 32 tile. */
 struct fp8_tiles {
-    enum { BLOCK_PIECES = 8, SCALED = 1, FEW_STAGES = 3, FEW_PER_SM = 3 };
+    enum { BLOCK_PIECES = 8, SCALED = 1, FEW_STAGES = 4, FEW_PER_SM = 2 };
     const uint8_t *code, *scale;
     int64_t k_count, k_blocks;
     __device__ fp8_tiles(const dev_weight &w) : code(w.data), scale(w.scale), k_count(w.cols), k_blocks(w.cols / 32) {}
@@ -34,7 +34,7 @@ struct fp8_tiles {
 
 /* MXFP4: a scale per row and 32. */
 struct fp4_rows {
-    enum { BLOCK_PIECES = 4, SCALED = 1, FEW_STAGES = 5, FEW_PER_SM = 3 };
+    enum { BLOCK_PIECES = 4, SCALED = 1, FEW_STAGES = 8, FEW_PER_SM = 2 };
     const uint8_t *code, *scale;
     int64_t k_count, k_blocks;
     __device__ fp4_rows(const dev_weight &w) : code(w.data), scale(w.scale), k_count(w.cols), k_blocks(w.cols / 32) {}
@@ -178,16 +178,11 @@ static __global__ void __launch_bounds__(32 * FEW_WARPS, TILES == 1 ? Weights::F
     extern __shared__ __align__(1024) uint8_t stages[];
     __shared__ float part[2][SEGMENTS][FEW_N][WIDTH + 1];
     work_item it;
+    if (src.experts) await_launch();            /* dense weights can be on their way before the input is there */
     if (!src.item(WIDTH, &it)) return;
     Weights w(it.w);
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     int64_t blocks = (w.k_count + K_BLOCK - 1) / K_BLOCK;
-    const uint16_t *xr[TILES];
-#pragma unroll
-    for (int n = 0; n < TILES; n++) {
-        int i = 8 * n + g < (int)it.count ? 8 * n + g : (int)it.count - 1;
-        xr[n] = src.x + (uint64_t)src.from(it.first + i) * blocks * K_BLOCK + 16 * t;
-    }
     int64_t z_rows = (int64_t)blockIdx.z * src.z_rows, last = src.n_count - 1, step = (int64_t)gridDim.x * FEW_N,
             row_bytes = w.row_bytes();
     uint8_t *mine = stages + warp * stage::COUNT * stage::BYTES;
@@ -228,6 +223,14 @@ static __global__ void __launch_bounds__(32 * FEW_WARPS, TILES == 1 ? Weights::F
         copies_commit();
     };
     for (int i = 0; i < stage::COUNT - 1; i++) load_next();
+    if (!src.experts) await_launch();
+    allow_launch();
+    const uint16_t *xr[TILES];
+#pragma unroll
+    for (int n = 0; n < TILES; n++) {
+        int i = 8 * n + g < (int)it.count ? 8 * n + g : (int)it.count - 1;
+        xr[n] = src.x + (uint64_t)src.from(it.first + i) * blocks * K_BLOCK + 16 * t;
+    }
     int at = 0, turn = 0, seg = warp;
     for (int64_t n0 = (int64_t)blockIdx.x * FEW_N; n0 < src.n_count; n0 += step, turn ^= 1, seg = (seg + 1) % SEGMENTS) {
         float acc[TILES][4] = {};
@@ -477,18 +480,22 @@ struct shape {
     int width;
 };
 
-template <class Weights, int WIDTH> static void launch_many(dim3 grid, const source &src, cudaStream_t s) {
-    typedef stage<Weights, WIDTH> stage;
-    many_kernel<Weights, WIDTH><<<grid, 32 * MANY_WARPS, stage::COUNT * stage::BYTES, s>>>(src);
+template <class Weights, int TILES> static void launch_few(dim3 grid, const source &src, chain s) {
+    launch_chained(few_kernel<Weights, TILES>, grid, 32 * FEW_WARPS, few_stage<Weights>::BLOCK_BYTES, s, src);
 }
 
-template <class Weights> static void launch(const source &src, unsigned tiles, unsigned z, shape sh, cudaStream_t s) {
+template <class Weights, int WIDTH> static void launch_many(dim3 grid, const source &src, chain s) {
+    typedef stage<Weights, WIDTH> stage;
+    many_kernel<Weights, WIDTH><<<grid, 32 * MANY_WARPS, stage::COUNT * stage::BYTES, s.stream>>>(src);
+}
+
+template <class Weights> static void launch(const source &src, unsigned tiles, unsigned z, shape sh, chain s) {
     unsigned at_once = MULTIPROCESSORS * (sh.width == 8 ? Weights::FEW_PER_SM : sh.width == 16 ? 2 : 1);
     dim3 few(few_blocks(ceil_div(src.n_count, FEW_N), tiles * z, at_once), tiles, z), many(ceil_div(src.n_count, MANY_N), tiles, z);
     if (sh.few) {
-        if (sh.width == 8) few_kernel<Weights, 1><<<few, 32 * FEW_WARPS, few_stage<Weights>::BLOCK_BYTES, s>>>(src);
-        else if (sh.width == 16) few_kernel<Weights, 2><<<few, 32 * FEW_WARPS, few_stage<Weights>::BLOCK_BYTES, s>>>(src);
-        else few_kernel<Weights, 4><<<few, 32 * FEW_WARPS, few_stage<Weights>::BLOCK_BYTES, s>>>(src);
+        if (sh.width == 8) launch_few<Weights, 1>(few, src, s);
+        else if (sh.width == 16) launch_few<Weights, 2>(few, src, s);
+        else launch_few<Weights, 4>(few, src, s);
     } else {
         if (sh.width == 32) launch_many<Weights, 32>(many, src, s);
         else if (sh.width == 64) launch_many<Weights, 64>(many, src, s);
@@ -525,7 +532,7 @@ static source dense_source(const dev_weight &w0, const dev_weight &w1, const ope
     return src;
 }
 
-static void launch_dense(const source &src, bool woven, unsigned z, cudaStream_t s) {
+static void launch_dense(const source &src, bool woven, unsigned z, chain s) {
     shape sh = dense_shape(src, woven, z);
     unsigned tiles = ceil_div(src.rows, sh.width);
     if (src.dense[0].kind == CEDAR_W_BF16) launch<bf16_rows>(src, tiles, z, sh, s);
@@ -533,12 +540,12 @@ static void launch_dense(const source &src, bool woven, unsigned z, cudaStream_t
 }
 
 void tensor_linear(const dev_weight &w, const operand &x, uint32_t rows, float *y, int64_t ldy, bool round,
-                   cudaStream_t s) {
+                   chain s) {
     launch_dense(dense_source(w, w, x, rows, w.rows, y, y, ldy, round), x.woven, 1, s);
 }
 
 void tensor_linear_two(const dev_weight &w0, const dev_weight &w1, const operand &x, uint32_t rows, float *y0,
-                       float *y1, int64_t ldy, bool round, cudaStream_t s) {
+                       float *y1, int64_t ldy, bool round, chain s) {
     source src = dense_source(w0, w1, x, rows, w0.rows, y0, y1, ldy, round);
     src.z_dense = 1;
     src.z_y = 1;
@@ -546,7 +553,7 @@ void tensor_linear_two(const dev_weight &w0, const dev_weight &w1, const operand
 }
 
 void tensor_groups(const dev_weight &w, int groups, const operand &x, uint32_t rows, float *y, int64_t ldy,
-                   cudaStream_t s) {
+                   chain s) {
     source src = dense_source(w, w, x, rows, w.rows / groups, y, y, ldy, true);
     src.z_offset = 1;
     src.z_rows = (int)src.n_count;
@@ -570,6 +577,7 @@ uint32_t tensor_tiles_max(uint32_t rows, int per_token, int experts) {
 /* Pairs of few rows by one block, a thread each: a pair's place is the number of pairs before it. */
 static __global__ void sort_few(const int32_t *ids, uint32_t total, int per_token, expert_tiles t) {
     extern __shared__ int32_t id[];
+    allow_launch();
     int32_t *within = id + total;
     uint32_t i = threadIdx.x;
     int32_t mine = i < total ? ids[i] : -1;
@@ -648,7 +656,7 @@ void tensor_sort(const int32_t *ids, uint32_t rows, int per_token, int experts, 
 }
 
 void tensor_experts(const dev_weight *list, int lists, int list_step, int64_t n_count, const uint16_t *x, bool woven,
-                    int source_div, const expert_tiles &t, float *y, float *y_second, int64_t ldy, cudaStream_t s) {
+                    int source_div, const expert_tiles &t, float *y, float *y_second, int64_t ldy, chain s) {
     source src = {};
     src.experts = list;
     src.list = t.pairs;

@@ -27,6 +27,33 @@ static inline bool few_rows(uint32_t rows) { return rows <= FEW_ROWS; }
 /* Columns of a row of packed activations. */
 static __host__ __device__ inline int64_t padded(int64_t k_count) { return (k_count + K_BLOCK - 1) / K_BLOCK * K_BLOCK; }
 
+/* A stream, and whether what a launch waits for is just the kernel before it there: then it may begin before that one has
+ * ended, up to await_launch. */
+struct chain {
+    cudaStream_t stream;
+    bool kernel_before;
+};
+
+/* In a kernel: what follows sees all that the kernels before have written; the next one may begin. */
+static __device__ __forceinline__ void await_launch() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+static __device__ __forceinline__ void allow_launch() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+
+template <class... Parameters, class... Arguments>
+static void launch_chained(void (*kernel)(Parameters...), dim3 grid, unsigned threads, size_t shared, chain s,
+                           const Arguments &...arguments) {
+    cudaLaunchAttribute attribute = {};
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = grid;
+    config.blockDim = threads;
+    config.dynamicSmemBytes = shared;
+    config.stream = s.stream;
+    config.attrs = &attribute;
+    config.numAttrs = s.kernel_before ? 1 : 0;
+    cudaLaunchKernelEx(&config, kernel, arguments...);
+}
+
 /* Once per process, before the first launch. */
 cudaError_t tensor_prepare(void);
 
@@ -56,14 +83,14 @@ struct operand {
 
 /* y[i * ldy + n] = row i of x times row n of w, to bf16 if `round`. */
 void tensor_linear(const dev_weight &w, const operand &x, uint32_t rows, float *y, int64_t ldy, bool round,
-                   cudaStream_t s);
+                   chain s);
 /* The same for two weights of one shape and one input at once. */
 void tensor_linear_two(const dev_weight &w0, const dev_weight &w1, const operand &x, uint32_t rows, float *y0,
-                       float *y1, int64_t ldy, bool round, cudaStream_t s);
+                       float *y1, int64_t ldy, bool round, chain s);
 /* `groups` equal blocks of rows of w, group g from row ... * stride + first + g of x to columns from g * n_count of y;
  * rounded. */
 void tensor_groups(const dev_weight &w, int groups, const operand &x, uint32_t rows, float *y, int64_t ldy,
-                   cudaStream_t s);
+                   chain s);
 
 /* Routed experts: pairs (place, slot) sorted by expert, in tiles of one expert. */
 struct expert_tiles {
@@ -88,7 +115,7 @@ void tensor_expand_experts(const dev &d, uint32_t first, uint32_t n, const dev_m
 /* FP4 experts over the tiles, `lists` (1 or 2) lists of weights list_step apart with results y and y_second: the row
  * of y is the pair, that of x is the pair (source_div 1) or pair / source_div. Rounded. */
 void tensor_experts(const dev_weight *list, int lists, int list_step, int64_t n_count, const uint16_t *x, bool woven,
-                    int source_div, const expert_tiles &t, float *y, float *y_second, int64_t ldy, cudaStream_t s);
+                    int source_div, const expert_tiles &t, float *y, float *y_second, int64_t ldy, chain s);
 
 /* --- attention and index scores, bf16 arithmetic ---------------------------------------------------------------------
  *

@@ -581,6 +581,7 @@ static __global__ void __launch_bounds__(ROW_THREADS, 1) tile_kernel(dev d, row_
 /* Then a block per row and slice of channels. */
 enum { SLICE = 64, SLICES = ROW_DIM / (2 * SLICE) };
 static __global__ void __launch_bounds__(ROW_THREADS, 1) slice_kernel(dev d, row_work r, attention_work w) {
+    allow_launch();
     extern __shared__ __align__(1024) uint8_t tiles[];
     row_keys &refs = *(row_keys *)(tiles + ROW_BYTES);
     row_thread me;

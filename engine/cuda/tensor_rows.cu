@@ -57,6 +57,7 @@ static __device__ __forceinline__ void load8(const float *x, float v[8]) {
 static __global__ void __launch_bounds__(256)
     pack_kernel(const float *x, int64_t ldx, const uint32_t *list, int64_t k_count, bool quantise, bool woven,
                 uint16_t *out) {
+    allow_launch();
     uint64_t row = list ? list[blockIdx.x] : blockIdx.x;
     int64_t width = (k_count + K_BLOCK - 1) / K_BLOCK * K_BLOCK, k = 8 * ((int64_t)blockIdx.y * 256 + threadIdx.x);
     float v[8] = {};
@@ -68,6 +69,7 @@ static __global__ void __launch_bounds__(256)
 
 /* SwiGLU of the pairs' gates and ups, times the pair's weight (the shared expert has none), packed through FP8Q32. */
 static __global__ void __launch_bounds__(256) act_kernel(dev_moe m, uint32_t pairs, bool woven, uint16_t *out) {
+    allow_launch();
     uint32_t width = (uint32_t)(m.moe_dim + K_BLOCK - 1) / K_BLOCK * K_BLOCK, i = blockIdx.x * 256 + threadIdx.x,
              pair = i / (width / 8), k = i % (width / 8) * 8, slots = (uint32_t)m.per_token + 1, slot = pair % slots;
     bool there = pair < pairs && (int)k < m.moe_dim;
@@ -144,6 +146,7 @@ static __device__ __forceinline__ void norm_pack(float v[NORM_CHUNKS][8], int wi
 
 static __global__ void __launch_bounds__(NORM_THREADS)
     norm_kernel(const float *x, int width, dev_weight gain, double eps, bool woven, uint16_t *out) {
+    allow_launch();
     float v[NORM_CHUNKS][8] = {};
 #pragma unroll
     for (int i = 0; i < NORM_CHUNKS; i++)
@@ -154,6 +157,7 @@ static __global__ void __launch_bounds__(NORM_THREADS)
 static __global__ void __launch_bounds__(NORM_THREADS)
     collapse_kernel(dev d, const float *pre_in, dev_weight gain, bool indexed, bool woven, uint16_t *plain,
                     uint16_t *quantised) {
+    allow_launch();
     uint32_t row = d.active[blockIdx.x];
     uint64_t at = (indexed ? row : blockIdx.x) * (uint64_t)padded(d.hidden);
     const float *h = (const float *)d.h + (uint64_t)row * d.hc * d.hidden, *pre = pre_in + (uint64_t)row * d.hc;
