@@ -578,7 +578,7 @@ template <class A> struct forward {
     void pack(const dev_rows &x, int64_t k_count, bool quantised, uint16_t *out) {
         if constexpr (tensor)
             tensor_pack((const float *)x.base, x.ld, x.indexed ? d.active : NULL, n, k_count, quantised, !few_rows(n),
-                        out, s);
+                        out, chained());
     }
     /* x its values (of the other arithmetics), p the same packed, under the same row numbers. */
     void linear(const cedar_weight &w, dev_rows x, const uint16_t *p, void *y, bool round) {
@@ -592,7 +592,8 @@ template <class A> struct forward {
     /* A block's normed input: x by row and what the linear layers read, with `both` also without FP8. */
     void collapse(const void *pre, const cedar_weight &gain, void *x, void *xq, bool indexed, bool both) {
         if constexpr (tensor)
-            tensor_collapse(d, n, pre, W(gain), indexed, !few_rows(n), both ? b->w.px : NULL, b->w.pxq, s);
+            tensor_collapse(d, n, pre, W(gain), indexed, !few_rows(n), both ? b->w.px : NULL, b->w.pxq,
+                            chained());
         else launch_collapse<A>(d, n, pre, W(gain), x, xq, indexed, s);
     }
 
@@ -694,7 +695,7 @@ template <class A> struct forward {
     /* x [place, width] normed and through FP8: its values in place, or packed. */
     void norm(const cedar_weight &gain, void *x, int64_t width, uint16_t *p) {
         if constexpr (tensor)
-            tensor_norm((const float *)x, (int)width, n, W(gain), d.norm_eps, !few_rows(n), p, s);
+            tensor_norm((const float *)x, (int)width, n, W(gain), d.norm_eps, !few_rows(n), p, chained());
         else launch_norm<A>(d, n, W(gain), x, width, x, s);
     }
 
@@ -717,7 +718,7 @@ template <class A> struct forward {
         if constexpr (tensor) {
             if (!whole_rows())
                 tensor_pack((const float *)b->w.q, k_count, NULL, n * (uint32_t)groups, k_count, false, !few_rows(n),
-                            b->w.po, s);
+                            b->w.po, chained());
             tensor_groups(W(w), groups, operand{ b->w.po, NULL, groups, 0, !few_rows(n) }, n, (float *)b->w.u, w.rows,
                           chained());
         } else {
@@ -909,6 +910,7 @@ template <class A> struct forward {
         pack(f_rows, f_rows.ld, true, b->w.pt);
         linear(b->model->main_proj, f_rows, b->w.pt, b->w.main_x, true);
         norm(b->model->main_norm, b->w.main_x, c->hidden, b->w.pt);
+        join(SIDE_KV);                          /* the last layer's rows are in its ring */
         for (int32_t stage = 0; stage < c->stages; stage++) {
             const cedar_block *k = &b->model->blocks[c->layers + stage];
             linear(k->wkv, by_place(b->w.main_x, c->hidden), b->w.pt, b->w.kv, true);
@@ -922,7 +924,7 @@ template <class A> struct forward {
     /* The head's input by place, packed in px or its values in xc. */
     void head_input(const cedar_weight &gain, bool woven) {
         if constexpr (tensor)
-            tensor_collapse(d, n, d.pre, W(gain), false, woven, b->w.px, NULL, s);
+            tensor_collapse(d, n, d.pre, W(gain), false, woven, b->w.px, NULL, chained());
         else launch_collapse<A>(d, n, d.pre, W(gain), b->w.xc, NULL, false, s);
     }
 
@@ -956,9 +958,9 @@ template <class A> struct forward {
         launch_begin<A>(d, n, b->w.freq, s);
         launch_embed<A>(d, n, W(b->model->embed), s);
         for (int32_t layer = 0; layer < c->layers; layer++) layer_step(layer);
-        join(SIDE_KV);
         if (c->stages) rings();
         if (out->logits || out->argmax) logits(out->logits != NULL);
+        if (!c->stages) join(SIDE_KV);
     }
 
     graph_slot *find_graph(const graph_key &key) {

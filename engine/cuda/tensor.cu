@@ -86,7 +86,7 @@ template <int LEFT> static __device__ __forceinline__ void copies_wait() {
 }
 
 /* The four scales of a row's block from `block` of 32 on to shared memory, those out of K as 1. */
-static __device__ __forceinline__ void copy_scales(uint8_t *to, const uint8_t *row, int64_t block, int64_t blocks) {
+static __device__ __forceinline__ void copy_scales(uint8_t *to, const uint8_t *row, int block, int blocks) {
     if (blocks % 4 == 0) {
         asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"((uint32_t)__cvta_generic_to_shared(to)),
                      "l"(row + block));
@@ -96,7 +96,7 @@ static __device__ __forceinline__ void copy_scales(uint8_t *to, const uint8_t *r
 }
 
 /* Blocks [first, last) of a segment. */
-static __device__ __forceinline__ void segment(int64_t blocks, int seg, int64_t *first, int64_t *last) {
+static __device__ __forceinline__ void segment(int blocks, int seg, int *first, int *last) {
     *first = blocks * seg / SEGMENTS;
     *last = blocks * (seg + 1) / SEGMENTS;
 }
@@ -182,32 +182,31 @@ static __global__ void __launch_bounds__(32 * FEW_WARPS, TILES == 1 ? Weights::F
     if (!src.item(WIDTH, &it)) return;
     Weights w(it.w);
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    int64_t blocks = (w.k_count + K_BLOCK - 1) / K_BLOCK;
-    int64_t z_rows = (int64_t)blockIdx.z * src.z_rows, last = src.n_count - 1, step = (int64_t)gridDim.x * FEW_N,
-            row_bytes = w.row_bytes();
+    int blocks = (int)((w.k_count + K_BLOCK - 1) / K_BLOCK), k_blocks = (int)w.k_blocks;
+    int z_rows = (int)blockIdx.z * src.z_rows, n_count = (int)src.n_count, last = n_count - 1,
+        step = (int)gridDim.x * FEW_N, row_bytes = (int)w.row_bytes();
     uint8_t *mine = stages + warp * stage::COUNT * stage::BYTES;
     uint32_t mine_at = (uint32_t)__cvta_generic_to_shared(mine);
     /* the stream: blocks [load_b, load_end) of the tile at load_n, into slot load_at; what this lane copies of each */
-    int64_t load_n = (int64_t)blockIdx.x * FEW_N - step, load_b = 0, load_end = 0;
-    int load_at = 0, load_turn = warp - 1;
+    int load_n = (int)blockIdx.x * FEW_N - step, load_b = 0, load_end = 0, load_at = 0, load_turn = warp - 1;
     const uint8_t *from[COPIES], *scales = NULL;
     auto load_next = [&] {
-        while (load_b == load_end && load_n < src.n_count) {        /* a segment may be empty */
+        while (load_b == load_end && load_n < n_count) {        /* a segment may be empty */
             load_n += step;
             load_turn = (load_turn + 1) % SEGMENTS;
             segment(blocks, load_turn, &load_b, &load_end);
-            if (load_n >= src.n_count) break;
+            if (load_n >= n_count) break;
 #pragma unroll
             for (int i = 0; i < COPIES; i++) {
-                int64_t row = load_n + i * ROWS_AT_ONCE + lane / PIECES;
+                int row = load_n + i * ROWS_AT_ONCE + lane / PIECES;
                 from[i] = w.row_data(z_rows + (row < last ? row : last)) + lane % PIECES * 16;
             }
             if (Weights::SCALED) {
-                int64_t row = load_n + lane % FEW_N;
+                int row = load_n + lane % FEW_N;
                 scales = w.row_scale(z_rows + (row < last ? row : last));
             }
         }
-        if (load_n < src.n_count) {
+        if (load_n < n_count) {
             bool there = load_b * PIECES * 16 + lane % PIECES * 16 < row_bytes;
 #pragma unroll
             for (int i = 0; i < COPIES; i++) {
@@ -216,7 +215,7 @@ static __global__ void __launch_bounds__(32 * FEW_WARPS, TILES == 1 ? Weights::F
                        from[i] + load_b * PIECES * 16, there);
             }
             if (Weights::SCALED && lane < FEW_N)
-                copy_scales(mine + load_at * stage::BYTES + stage::CODES + lane * 4, scales, load_b * 4, w.k_blocks);
+                copy_scales(mine + load_at * stage::BYTES + stage::CODES + lane * 4, scales, load_b * 4, k_blocks);
             load_b++;
             load_at = load_at + 1 == stage::COUNT ? 0 : load_at + 1;
         }
@@ -229,12 +228,12 @@ static __global__ void __launch_bounds__(32 * FEW_WARPS, TILES == 1 ? Weights::F
 #pragma unroll
     for (int n = 0; n < TILES; n++) {
         int i = 8 * n + g < (int)it.count ? 8 * n + g : (int)it.count - 1;
-        xr[n] = src.x + (uint64_t)src.from(it.first + i) * blocks * K_BLOCK + 16 * t;
+        xr[n] = src.x + (uint64_t)src.from(it.first + i) * (unsigned)blocks * K_BLOCK + 16 * t;
     }
     int at = 0, turn = 0, seg = warp;
-    for (int64_t n0 = (int64_t)blockIdx.x * FEW_N; n0 < src.n_count; n0 += step, turn ^= 1, seg = (seg + 1) % SEGMENTS) {
+    for (int n0 = (int)blockIdx.x * FEW_N; n0 < n_count; n0 += step, turn ^= 1, seg = (seg + 1) % SEGMENTS) {
         float acc[TILES][4] = {};
-        int64_t b, end;
+        int b, end;
         segment(blocks, seg, &b, &end);
         for (; b < end; b++) {
             uint4 x[4];                         /* of the first tile, before the wait */
@@ -274,7 +273,7 @@ static __global__ void __launch_bounds__(32 * FEW_WARPS, TILES == 1 ? Weights::F
         __syncthreads();                        /* and the sums of the turn before last are done with */
         for (int i = threadIdx.x; i < FEW_N * WIDTH; i += blockDim.x) {
             int n = i % FEW_N, c = i / FEW_N;
-            if (n0 + n >= src.n_count || c >= (int)it.count) continue;
+            if (n0 + n >= n_count || c >= (int)it.count) continue;
             float sum = 0;
 #pragma unroll
             for (int s = 0; s < SEGMENTS; s++) sum += part[turn][s][n][c];
@@ -314,10 +313,10 @@ static __global__ void __launch_bounds__(32 * MANY_WARPS, 1) many_kernel(source 
     if (!src.item(WIDTH, &it)) return;
     Weights w(it.w);
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    int64_t blocks = (w.k_count + K_BLOCK - 1) / K_BLOCK, n_tile = (int64_t)blockIdx.x * MANY_N,
-            z_rows = (int64_t)blockIdx.z * src.z_rows;
+    int blocks = (int)((w.k_count + K_BLOCK - 1) / K_BLOCK), n_count = (int)src.n_count,
+        n_tile = (int)blockIdx.x * MANY_N, z_rows = (int)blockIdx.z * src.z_rows;
     auto row_of = [&](int i) {                  /* of the weights; rows past the end repeat the last */
-        return z_rows + (n_tile + i < src.n_count ? n_tile + i : src.n_count - 1);
+        return z_rows + (n_tile + i < n_count ? n_tile + i : n_count - 1);
     };
     /* what this thread copies of each block: the same piece of every X_STEP-th (W_STEP-th) row */
     int x_row = threadIdx.x / X_PIECES, x_piece = threadIdx.x % X_PIECES, w_row = threadIdx.x / W_PIECES,
@@ -334,9 +333,9 @@ static __global__ void __launch_bounds__(32 * MANY_WARPS, 1) many_kernel(source 
     uint32_t base = (uint32_t)__cvta_generic_to_shared(stages),
              x_to = x_piece / 8 * stage::HALF_BYTES + x_row * 128 + swizzled(x_row, x_piece % 8),
              w_to = stage::WEIGHTS + (w_row * W_PIECES + Weights::place(w_row, w_piece)) * 16;
-    int64_t w_left = w.row_bytes() - w_piece * 16;
+    int w_left = (int)w.row_bytes() - w_piece * 16;
     const uint8_t *scales = w.row_scale(row_of(threadIdx.x % MANY_N));
-    auto load = [&](int64_t block) {
+    auto load = [&](int block) {
         uint32_t to = base + (uint32_t)(block % stage::COUNT) * stage::BYTES;
 #pragma unroll
         for (int i = 0; i < X_COPIES; i++) copy16(to + x_to + i * X_STEP * 128, x_from[i] + block * K_BLOCK * 2, true);
@@ -346,9 +345,9 @@ static __global__ void __launch_bounds__(32 * MANY_WARPS, 1) many_kernel(source 
                    block * W_PIECES * 16 < w_left);
         if (Weights::SCALED && threadIdx.x < MANY_N)
             copy_scales(stages + block % stage::COUNT * stage::BYTES + stage::SCALES + threadIdx.x * 4, scales,
-                        block * 4, w.k_blocks);
+                        block * 4, (int)w.k_blocks);
     };
-    for (int64_t b = 0; b < stage::COUNT - 1; b++) {
+    for (int b = 0; b < stage::COUNT - 1; b++) {
         if (b < blocks) load(b);
         copies_commit();
     }
@@ -357,7 +356,7 @@ static __global__ void __launch_bounds__(32 * MANY_WARPS, 1) many_kernel(source 
     typename Weights::raw raw[2];
     uint8_t s[2] = { 127, 127 };
     /* values 64 (i / 2) + 16 t + 8 (i % 2) on of a block */
-    auto decode = [&](int64_t block, int i, uint32_t (&to)[2][4]) {
+    auto decode = [&](int block, int i, uint32_t (&to)[2][4]) {
         const uint8_t *from = stages + block % stage::COUNT * stage::BYTES;
         if (i % 2 == 0)
 #pragma unroll
@@ -380,9 +379,9 @@ static __global__ void __launch_bounds__(32 * MANY_WARPS, 1) many_kernel(source 
     copies_wait<stage::COUNT - 2>();
     __syncthreads();
     decode(0, 0, f[0]);
-    int64_t b = 0;
+    int b = 0;
     for (int seg = 0; seg < SEGMENTS; seg++) {
-        int64_t first, end;
+        int first, end;
         segment(blocks, seg, &first, &end);
         if (first == end) continue;
         bool add = false;
@@ -422,9 +421,9 @@ static __global__ void __launch_bounds__(32 * MANY_WARPS, 1) many_kernel(source 
             int c = 8 * n + 2 * t + k;
             if (c >= (int)it.count) continue;
             float *y = src.row_of_y(it.first + c);
-            int64_t n0 = n_tile + warp * 16 + g;
-            if (n0 < src.n_count) y[n0] = src.out(total[4 * n + k]);
-            if (n0 + 8 < src.n_count) y[n0 + 8] = src.out(total[4 * n + 2 + k]);
+            int n0 = n_tile + warp * 16 + g;
+            if (n0 < n_count) y[n0] = src.out(total[4 * n + k]);
+            if (n0 + 8 < n_count) y[n0 + 8] = src.out(total[4 * n + 2 + k]);
         }
 }
 
@@ -577,6 +576,7 @@ uint32_t tensor_tiles_max(uint32_t rows, int per_token, int experts) {
 /* Pairs of few rows by one block, a thread each: a pair's place is the number of pairs before it. */
 static __global__ void sort_few(const int32_t *ids, uint32_t total, int per_token, expert_tiles t) {
     extern __shared__ int32_t id[];
+    await_launch();
     allow_launch();
     int32_t *within = id + total;
     uint32_t i = threadIdx.x;
@@ -651,7 +651,8 @@ void tensor_sort(const int32_t *ids, uint32_t rows, int per_token, int experts, 
                  cudaStream_t s) {
     uint32_t total = rows * (uint32_t)per_token;
     if (!woven)
-        sort_few<<<1, (total + 31) / 32 * 32, 2 * total * sizeof(int32_t), s>>>(ids, total, per_token, t);
+        launch_chained(sort_few, 1, (total + 31) / 32 * 32, 2 * total * sizeof(int32_t), chain{ s, true }, ids, total,
+                       per_token, t);
     else sort_many<<<(unsigned)experts, 256, 0, s>>>(ids, total, per_token, t);
 }
 

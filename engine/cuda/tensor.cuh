@@ -63,15 +63,15 @@ int tensor_scale_max(int kind);
 /* out row = bf16 of row of x [*, ldx] floats, through FP8Q32 if `quantise`; the same row numbers, those listed or
  * 0 .. n-1. out [*, padded(K)]; columns past K are zero. */
 void tensor_pack(const float *x, int64_t ldx, const uint32_t *list, uint32_t n, int64_t k_count, bool quantise,
-                 bool woven, uint16_t *out, cudaStream_t s);
+                 bool woven, uint16_t *out, chain s);
 
 /* Rows 0 .. n-1 of x [n, width] floats normed and packed through FP8Q32; width at most tensor_norm_width_max. */
 int tensor_norm_width_max(void);
 void tensor_norm(const float *x, int width, uint32_t n, const dev_weight &gain, double eps, bool woven, uint16_t *out,
-                 cudaStream_t s);
+                 chain s);
 /* norm(collapse(h, pre)) packed, by row or by place: plain as it is, quantised through FP8Q32; either may be NULL. */
 void tensor_collapse(const dev &d, uint32_t n, const void *pre, const dev_weight &gain, bool indexed, bool woven,
-                     uint16_t *plain, uint16_t *quantised, cudaStream_t s);
+                     uint16_t *plain, uint16_t *quantised, chain s);
 
 /* Packed activations of a dense launch: row i of the result is made from row (list ? list[i] : i) * stride + first. */
 struct operand {

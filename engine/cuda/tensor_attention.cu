@@ -287,32 +287,34 @@ struct row_keys {
     float top[2][ROW_HEADS], sum[2][ROW_HEADS];     /* of the two groups */
 };
 
-/* Channels 16 (first + UNITS) of the 64 keys of a tile as tiles of 64 keys by 64 channels, by the 128 threads of a
- * group; a thread has 16 channels of a key, which share a scale of either format. All loads of a round are under way
- * before the first is used. */
-template <int UNITS>
-static __device__ __forceinline__ void decode_keys(const row_keys &r, int tile, int first, uint8_t *to) {
-    enum { EACH = 64 * UNITS / GROUP, AT_ONCE = EACH < 4 ? EACH : 4 };
-    int thread = threadIdx.x % GROUP, unit = thread % UNITS, k = 16 * (first + unit);
-#pragma unroll 1                                /* the caller has many copies of this, and they must stay small */
-    for (int n0 = thread / UNITS; n0 < 64; n0 += AT_ONCE * GROUP / UNITS) {
-        uint4 v[AT_ONCE];
-        uint8_t scale[AT_ONCE];
-        bool four[AT_ONCE];
+/* Keys of a tile on their way from storage to tiles of 64 keys by 64 channels, by the 128 threads of a group. A thread
+ * has 16 channels, unit `first + thread % UNITS`, of COUNT keys; those share a scale in either format. */
+template <int UNITS, int COUNT> struct key_round {
+    enum { STEP = GROUP / UNITS };
+    uint4 v[COUNT];
+    uint8_t scale[COUNT];
+    bool four[COUNT];
+
+    /* Keys key, key + STEP, ... */
+    __device__ __forceinline__ void load(const row_keys &r, int key, int first) {
+        int k = 16 * (first + (int)threadIdx.x % UNITS);
 #pragma unroll
-        for (int j = 0; j < AT_ONCE; j++) {
-            int key = tile * 64 + n0 + j * GROUP / UNITS;
-            const dev_key &at = r.at[key];
-            four[j] = r.four[key];
+        for (int j = 0; j < COUNT; j++) {
+            const dev_key &at = r.at[key + j * STEP];
+            four[j] = r.four[key + j * STEP];
             /* records and entries begin at multiples of 16 and 8 bytes */
             const uint8_t *p = at.code + (four[j] ? k / 2 : k);
             uint2 lo = *(const uint2 *)p, hi = four[j] ? lo : *(const uint2 *)(p + 8);
             v[j] = make_uint4(lo.x, lo.y, hi.x, hi.y);
             scale[j] = at.scale[four[j] ? k / 16 : k / 32];
         }
+    }
+
+    /* To rows n, n + STEP, ... of the tiles. */
+    __device__ __forceinline__ void store(int n, uint8_t *to) const {
+        int unit = threadIdx.x % UNITS;
 #pragma unroll
-        for (int j = 0; j < AT_ONCE; j++) {
-            int n = n0 + j * GROUP / UNITS;
+        for (int j = 0; j < COUNT; j++, n += STEP) {
             uint4 lo, hi;
             if (four[j]) {
                 factor_value scaled(e4m3(scale[j]), E2M1_GAP);
@@ -334,6 +336,21 @@ static __device__ __forceinline__ void decode_keys(const row_keys &r, int tile, 
             *(uint4 *)(row + swizzled(n, piece + turn)) = turn ? hi : lo;
             *(uint4 *)(row + swizzled(n, piece + (turn ^ 1))) = turn ? lo : hi;
         }
+    }
+};
+
+/* All channels of the 64 keys of a tile; a round is loaded while the one before is decoded. */
+static __device__ __forceinline__ void decode_keys(const row_keys &r, int tile, uint8_t *to) {
+    enum { UNITS = ROW_DIM / 16, COUNT = 4, STEP = GROUP / UNITS };
+    int n = (int)(threadIdx.x % GROUP) / UNITS;
+    key_round<UNITS, COUNT> now;
+    now.load(r, tile * 64 + n, 0);
+#pragma unroll 1                                /* the code must stay small, see row_kernel */
+    for (; n < 64; n += COUNT * STEP) {
+        key_round<UNITS, COUNT> next = now;
+        if (n + COUNT * STEP < 64) next.load(r, tile * 64 + n + COUNT * STEP, 0);
+        now.store(n, to);
+        now = next;
     }
 }
 
@@ -393,7 +410,7 @@ static __device__ __forceinline__ void tile_logits(float (&c)[32], const uint8_t
     uint32_t queries_at = (uint32_t)__cvta_generic_to_shared(queries),
              keys_at = (uint32_t)__cvta_generic_to_shared(keys);
     float scale = (float)(1 / sqrt((double)ROW_DIM));
-    decode_keys<ROW_DIM / 16>(refs, tile, 0, keys);
+    decode_keys(refs, tile, keys);
     wgmma_publish();
     group_barrier(me.group);
     wgmma_begin();
@@ -468,33 +485,35 @@ struct row_output {
     bool woven;
 };
 
-/* Channels [k0, k0 + CHANNELS) of all heads for one group: probabilities times keys, ascending; the next tile of keys is
- * decoded meanwhile. Divided by the sum, rotated back, packed. */
+/* Channels [k0, k0 + CHANNELS) of all heads for one group: probabilities times keys, ascending. While a tile is
+ * multiplied the next is decoded, and the one after that is loaded. Divided by the sum, rotated back, packed. */
 template <int CHANNELS>
 static __device__ __forceinline__ void row_values(const uint8_t *tiles, uint8_t *keys, const row_keys &refs,
                                                   int tile_count, int k0, const float part[2], const row_output &to,
                                                   uint32_t place, const row_thread &me) {
-    enum { BUFFER = 64 * CHANNELS * 2 };
+    enum { BUFFER = 64 * CHANNELS * 2, UNITS = CHANNELS / 16 };
     uint32_t tiles_at = (uint32_t)__cvta_generic_to_shared(tiles),
              keys_at = (uint32_t)__cvta_generic_to_shared(keys);
     float o[CHANNELS / 2];
-    decode_keys<CHANNELS / 16>(refs, 0, k0 / 16, keys);
-    wgmma_publish();
-    group_barrier(me.group);
+    int n = (int)(threadIdx.x % GROUP) / UNITS;
+    key_round<UNITS, 64 * UNITS / GROUP> keys_of;
+    keys_of.load(refs, n, k0 / 16);
     for (int tile = 0; tile < tile_count; tile++) {
-        uint32_t at = keys_at + (uint32_t)(tile & 1) * BUFFER;
+        int buffer = (tile & 1) * BUFFER;
+        wgmma_wait<1>();                        /* the products of the tile before last, by all of the group */
+        group_barrier(me.group);
+        keys_of.store(n, keys + buffer);
+        if (tile + 1 < tile_count) keys_of.load(refs, (tile + 1) * 64 + n, k0 / 16);
+        wgmma_publish();
+        group_barrier(me.group);
         wgmma_begin();
 #pragma unroll
         for (int k = 0; k < 4; k++)
             wgmma_turned(o, tile_descriptor(tiles_at + (uint32_t)tile * TILE_BYTES) + k * 2,
-                         turned_descriptor(at, TILE_BYTES) + k * 128, tile + k > 0);
+                         turned_descriptor(keys_at + (uint32_t)buffer, TILE_BYTES) + k * 128, tile + k > 0);
         wgmma_commit();
-        if (tile + 1 < tile_count)
-            decode_keys<CHANNELS / 16>(refs, tile + 1, k0 / 16, keys + (tile + 1 & 1) * BUFFER);
-        wgmma_publish();
-        wgmma_wait<0>();
-        group_barrier(me.group);
     }
+    wgmma_wait<0>();
     int64_t width = padded((int64_t)to.heads_per_group * ROW_DIM);
 #pragma unroll
     for (int r = 0; r < 2; r++) {
@@ -561,6 +580,7 @@ static __global__ void __launch_bounds__(ROW_THREADS, 1) row_kernel(dev d, row_w
 
 /* Few rows: first a block per row and two tiles of keys, one a group; a thread's logits of a tile lie together. */
 static __global__ void __launch_bounds__(ROW_THREADS, 1) tile_kernel(dev d, row_work r, attention_work w) {
+    allow_launch();
     extern __shared__ __align__(1024) uint8_t tiles[];
     row_keys &refs = *(row_keys *)(tiles + ROW_BYTES);
     row_thread me;
@@ -581,6 +601,7 @@ static __global__ void __launch_bounds__(ROW_THREADS, 1) tile_kernel(dev d, row_
 /* Then a block per row and slice of channels. */
 enum { SLICE = 64, SLICES = ROW_DIM / (2 * SLICE) };
 static __global__ void __launch_bounds__(ROW_THREADS, 1) slice_kernel(dev d, row_work r, attention_work w) {
+    await_launch();
     allow_launch();
     extern __shared__ __align__(1024) uint8_t tiles[];
     row_keys &refs = *(row_keys *)(tiles + ROW_BYTES);
@@ -629,7 +650,7 @@ void tensor_attention_rows(const dev &d, uint32_t first, uint32_t n, int table_k
         row_kernel<<<n, ROW_THREADS, ROW_SHARED, s>>>(d, r, w);
     } else {
         tile_kernel<<<dim3(n, ROW_TILES / 2), ROW_THREADS, ROW_SHARED, s>>>(d, r, w);
-        slice_kernel<<<dim3(n, SLICES), ROW_THREADS, ROW_SHARED, s>>>(d, r, w);
+        launch_chained(slice_kernel, dim3(n, SLICES), ROW_THREADS, ROW_SHARED, chain{ s, true }, d, r, w);
     }
 }
 

@@ -57,6 +57,7 @@ static __device__ __forceinline__ void load8(const float *x, float v[8]) {
 static __global__ void __launch_bounds__(256)
     pack_kernel(const float *x, int64_t ldx, const uint32_t *list, int64_t k_count, bool quantise, bool woven,
                 uint16_t *out) {
+    await_launch();
     allow_launch();
     uint64_t row = list ? list[blockIdx.x] : blockIdx.x;
     int64_t width = (k_count + K_BLOCK - 1) / K_BLOCK * K_BLOCK, k = 8 * ((int64_t)blockIdx.y * 256 + threadIdx.x);
@@ -69,6 +70,7 @@ static __global__ void __launch_bounds__(256)
 
 /* SwiGLU of the pairs' gates and ups, times the pair's weight (the shared expert has none), packed through FP8Q32. */
 static __global__ void __launch_bounds__(256) act_kernel(dev_moe m, uint32_t pairs, bool woven, uint16_t *out) {
+    await_launch();
     allow_launch();
     uint32_t width = (uint32_t)(m.moe_dim + K_BLOCK - 1) / K_BLOCK * K_BLOCK, i = blockIdx.x * 256 + threadIdx.x,
              pair = i / (width / 8), k = i % (width / 8) * 8, slots = (uint32_t)m.per_token + 1, slot = pair % slots;
@@ -146,6 +148,7 @@ static __device__ __forceinline__ void norm_pack(float v[NORM_CHUNKS][8], int wi
 
 static __global__ void __launch_bounds__(NORM_THREADS)
     norm_kernel(const float *x, int width, dev_weight gain, double eps, bool woven, uint16_t *out) {
+    await_launch();
     allow_launch();
     float v[NORM_CHUNKS][8] = {};
 #pragma unroll
@@ -157,6 +160,7 @@ static __global__ void __launch_bounds__(NORM_THREADS)
 static __global__ void __launch_bounds__(NORM_THREADS)
     collapse_kernel(dev d, const float *pre_in, dev_weight gain, bool indexed, bool woven, uint16_t *plain,
                     uint16_t *quantised) {
+    await_launch();
     allow_launch();
     uint32_t row = d.active[blockIdx.x];
     uint64_t at = (indexed ? row : blockIdx.x) * (uint64_t)padded(d.hidden);
@@ -199,9 +203,9 @@ static __global__ void __launch_bounds__(256) expand_kernel(dev d, dev_moe m, ui
 /* --- launchers ---------------------------------------------------------------------------------------------------- */
 
 void tensor_pack(const float *x, int64_t ldx, const uint32_t *list, uint32_t n, int64_t k_count, bool quantise,
-                 bool woven, uint16_t *out, cudaStream_t s) {
-    pack_kernel<<<dim3(n, ceil_div(padded(k_count), 8 * 256)), 256, 0, s>>>(x, ldx, list, k_count, quantise, woven,
-                                                                            out);
+                 bool woven, uint16_t *out, chain s) {
+    launch_chained(pack_kernel, dim3(n, ceil_div(padded(k_count), 8 * 256)), 256, 0, s, x, ldx, list, k_count, quantise,
+                   woven, out);
 }
 
 void tensor_act(const dev_moe &m, uint32_t rows, bool woven, uint16_t *out, cudaStream_t s) {
@@ -213,13 +217,13 @@ void tensor_act(const dev_moe &m, uint32_t rows, bool woven, uint16_t *out, cuda
 int tensor_norm_width_max(void) { return NORM_WIDTH_MAX; }
 
 void tensor_norm(const float *x, int width, uint32_t n, const dev_weight &gain, double eps, bool woven, uint16_t *out,
-                 cudaStream_t s) {
-    norm_kernel<<<n, NORM_THREADS, 0, s>>>(x, width, gain, eps, woven, out);
+                 chain s) {
+    launch_chained(norm_kernel, n, NORM_THREADS, 0, s, x, width, gain, eps, woven, out);
 }
 
 void tensor_collapse(const dev &d, uint32_t n, const void *pre, const dev_weight &gain, bool indexed, bool woven,
-                     uint16_t *plain, uint16_t *quantised, cudaStream_t s) {
-    collapse_kernel<<<n, NORM_THREADS, 0, s>>>(d, (const float *)pre, gain, indexed, woven, plain, quantised);
+                     uint16_t *plain, uint16_t *quantised, chain s) {
+    launch_chained(collapse_kernel, n, NORM_THREADS, 0, s, d, (const float *)pre, gain, indexed, woven, plain, quantised);
 }
 
 void tensor_expand_experts(const dev &d, uint32_t first, uint32_t n, const dev_moe &m, cudaStream_t s) {
