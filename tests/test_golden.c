@@ -8,10 +8,14 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/json.h"
 #include "base/mem.h"
 #include "engine/engine.h"
 #include "engine/model_int.h"
+#include "engine/tape.h"
 #include "tests/sanitized.h"
+
+#include <jansson.h>
 
 #define FOLDER "tests/golden"
 #define SOURCE FOLDER "/tiny-s1"
@@ -26,6 +30,8 @@ typedef struct outcome {
     cedar_err err;
     uint32_t checked, failed;
     char bad[200000];           /* lines of failed quantities */
+    cedar_tape_kind change;     /* what change_decision looks for, and how often it found it */
+    uint64_t changed;
 } outcome;
 
 static void keep_line(void *self, bool ok, const char *text) {
@@ -35,13 +41,20 @@ static void keep_line(void *self, bool ok, const char *text) {
 }
 
 /* Runs and frees everything; the caller frees the outcome. */
-static outcome *run(const char *dir, cedar_arith arith, uint32_t threads) {
+static outcome *run_with(const char *dir, cedar_golden_opts opts, cedar_tape_kind change) {
     outcome *o = calloc(1, sizeof *o);
-    cedar_golden_opts opts = { .backend = "cpu", .arith = arith, .threads = threads, .line = keep_line, .self = o };
+    o->change = change;
+    opts.backend = "cpu";
+    opts.line = keep_line;
+    opts.self = o;
     int64_t live = cedar_mem_live();
     o->status = cedar_golden_check(dir, &opts, &o->checked, &o->failed, &o->err);
     ck_assert_msg(cedar_mem_live() == live, "%s: memory is lost", dir);
     return o;
+}
+
+static outcome *run(const char *dir, cedar_arith arith, uint32_t threads) {
+    return run_with(dir, (cedar_golden_opts){ .arith = arith, .threads = threads }, 0);
 }
 
 static void passes(const char *dir, int arith, uint32_t threads) {
@@ -285,6 +298,217 @@ START_TEST(bf16_vectors_notice_a_weight) {
 }
 END_TEST
 
+/* --- decisions that are no near-ties: f32 against the decisions of a wide run ------------------------------------- */
+
+static void write_file(const char *dir, const char *name, const void *bytes, size_t count) {
+    char path[512];
+    snprintf(path, sizeof path, "%s/%s", dir, name);
+    FILE *f = fopen(path, "wb");
+    ck_assert_ptr_nonnull(f);
+    ck_assert_uint_eq(fwrite(bytes, 1, count, f), count);
+    fclose(f);
+}
+
+static const char *const kept_cases[] = { "A.n33", "A.wo_a_fp8.n33", "C.n16.inside20clip", "D.h17.s16", "F.p5" };
+
+/* Part of a kept case, of the exact run, or a trace. */
+static bool is_kept(const char *tensor) {
+    bool kept = !strcmp(tensor, "tokens") || !strncmp(tensor, "exact.", 6) || !strncmp(tensor, "trace.", 6);
+    for (size_t i = 0; i < sizeof kept_cases / sizeof *kept_cases; i++) {
+        size_t n = strlen(kept_cases[i]);
+        kept |= !strncmp(tensor, kept_cases[i], n) && tensor[n] == '.';
+    }
+    return kept;
+}
+
+/* Writes golden.safetensors with the kept tensors of a whole one. */
+static void write_kept_tensors(const char *dir) {
+    cedar_safetensors *st = NULL;
+    cedar_err err = { 0 };
+    ck_assert_msg(!cedar_st_open(SOURCE "/golden.safetensors", &st, &err), "%s", err.msg);
+    json_t *header = json_object();
+    size_t bytes = 0, at = 8;
+    for (uint64_t i = 0; i < cedar_st_count(st); i++) {
+        const cedar_st_tensor *t = cedar_st_at(st, i);
+        if (!is_kept(t->name)) continue;
+        json_t *shape = json_array();
+        for (int k = 0; k < t->ndim; k++) json_array_append_new(shape, json_integer(t->shape[k]));
+        json_object_set_new(header, t->name,
+                            json_pack("{s:s,s:o,s:[I,I]}", "dtype", t->dtype, "shape", shape, "data_offsets",
+                                      (json_int_t)bytes, (json_int_t)(bytes + t->bytes)));
+        bytes += t->bytes;
+    }
+    char *text = json_dumps(header, JSON_COMPACT);
+    uint64_t length = strlen(text);
+    uint8_t *file = malloc(8 + length + bytes);
+    memcpy(file, &length, 8);
+    memcpy(file + at, text, length);
+    at += length;
+    for (uint64_t i = 0; i < cedar_st_count(st); i++) {
+        const cedar_st_tensor *t = cedar_st_at(st, i);
+        if (!is_kept(t->name)) continue;
+        memcpy(file + at, t->data, t->bytes);
+        at += t->bytes;
+    }
+    write_file(dir, "golden.safetensors", file, at);
+    free(file);
+    free(text);
+    json_decref(header);
+    cedar_st_close(st);
+}
+
+static void write_kept_cases(const char *dir) {
+    json_t *all = json_load_file(SOURCE "/manifest.json", 0, NULL), *cases = json_array(), *k;
+    size_t i;
+    json_array_foreach(json_object_get(all, "cases"), i, k)
+        for (size_t n = 0; n < sizeof kept_cases / sizeof *kept_cases; n++)
+            if (!strcmp(json_string_value(json_object_get(k, "id")), kept_cases[n])) json_array_append(cases, k);
+    ck_assert_uint_eq(json_array_size(cases), sizeof kept_cases / sizeof *kept_cases);
+    json_object_set_new(all, "cases", cases);
+    char *text = json_dumps(all, 0);
+    write_file(dir, "manifest.json", text, strlen(text));
+    free(text);
+    json_decref(all);
+}
+
+/* A directory with a few short cases of the sound one and its traces. */
+static void small_copy(char dir[32]) {
+    char path[512];
+    copy_with(dir, "golden.safetensors", NULL, 0);
+    snprintf(path, sizeof path, "%s/manifest.json", dir);
+    ck_assert_int_eq(unlink(path), 0);
+    write_kept_tensors(dir);
+    write_kept_cases(dir);
+}
+
+START_TEST(a_few_cases_pass) {
+    char dir[32];
+    small_copy(dir);
+    for (uint32_t threads = 1; threads <= 3; threads++) {
+        outcome *o = run(dir, CEDAR_F32, threads);
+        ck_assert_msg(!o->status && !o->failed && o->checked > 80, "%u: %s %.3000s", o->checked, o->err.msg,
+                      o->bad);
+        free(o);
+    }
+    remove_copy(dir);
+}
+END_TEST
+
+/* Constants of operators that only the engine under test has wrong. */
+static const struct { const char *key, *from, *to; } constants[] = {
+    { "routed_scaling_factor", "1.5", "1.501" },
+    { "swiglu_limit", "10.0", "0.1" },
+    { "rms_norm_eps", "1e-20", "1e-2" },
+    { "rope_theta", "10000", "10010" },
+    { "compress_rope_theta", "160000", "160900" },
+    { "factor", "4", "4.1" },
+    { "hc_sinkhorn_iters", "20", "1" },
+    { "hc_eps", "1e-06", "1e-03" },
+    { "sliding_window", "16", "15" },
+    { "candidate_topk_blocks", "4", "3" },
+};
+
+/* The text of config.json with one value changed. */
+static char *config_with(const char *key, const char *from, const char *to, size_t *bytes) {
+    char *text = read_file(SOURCE, "config.json", bytes), old[96], *out = malloc(*bytes + 64);
+    snprintf(old, sizeof old, "\"%s\": %s", key, from);
+    char *at = strstr(text, old);
+    ck_assert_msg(at != NULL, "config.json has no %s", old);
+    *bytes = (size_t)sprintf(out, "%.*s\"%s\": %s%s", (int)(at - text), text, key, to, at + strlen(old));
+    free(text);
+    return out;
+}
+
+START_TEST(a_wrong_constant_is_found) {
+    if (sanitized_skips("a_wrong_constant_is_found", _i)) return;
+    size_t bytes;
+    char *text = config_with(constants[_i].key, constants[_i].from, constants[_i].to, &bytes), dir[32], wrong[32];
+    small_copy(dir);
+    copy_with(wrong, "config.json", text, bytes);
+    outcome *o = run_with(dir, (cedar_golden_opts){ .arith = CEDAR_F32, .threads = 2, .tested = wrong }, 0);
+    remove_copy(dir);
+    remove_copy(wrong);
+    ck_assert_msg(!o->status, "%s", o->err.msg);
+    ck_assert_msg(strstr(o->bad, "A.n33 decisions ") != NULL, "%s: no wrong decision\n%.3000s", constants[_i].key,
+                  o->bad);
+    ck_assert_ptr_null(strstr(o->bad, "in the recording"));     /* it was recorded with the sound one */
+    free(text);
+    free(o);
+}
+END_TEST
+
+/* One bit of a weight that only the engine under test has: the layer is named. */
+START_TEST(a_wrong_weight_is_found_in_its_layer) {
+    size_t bytes;
+    char *text = read_file(SOURCE, "model.safetensors", &bytes), dir[32], wrong[32];
+    *tensor_byte(text, bytes, "layers.2.attn.wkv.weight", 77) ^= 0x40;
+    small_copy(dir);
+    copy_with(wrong, "model.safetensors", text, bytes);
+    outcome *o = run_with(dir, (cedar_golden_opts){ .arith = CEDAR_F32, .threads = 2, .tested = wrong }, 0);
+    remove_copy(dir);
+    remove_copy(wrong);
+    ck_assert_msg(!o->status, "%s", o->err.msg);
+    ck_assert_msg(strstr(o->bad, "no near-ties, first FP8Q32 in layer 2,") != NULL, "%.3000s", o->bad);
+    free(text);
+    free(o);
+}
+END_TEST
+
+/* Changes the middle one of the tape's decisions of a kind: a code by one step, a list by one id. */
+static void change_decision(void *self, cedar_tape *t) {
+    outcome *o = self;
+    uint64_t count = 0, seen = 0;
+    for (int round = 0; round < 2; round++)
+        for (uint64_t at = 0; at < t->used;) {
+            cedar_tape_head h;
+            memcpy(&h, t->bytes + at, sizeof h);
+            uint8_t *payload = t->bytes + at + sizeof h;
+            at += sizeof h + (h.bytes + 7) / 8 * 8;
+            if (h.kind != (uint32_t)o->change) continue;
+            if (round == 0) {
+                count++;
+            } else if (seen++ == count / 2) {
+                *payload ^= 1;
+                o->changed++;
+            }
+        }
+}
+
+START_TEST(a_changed_decision_is_found) {
+    static const cedar_tape_kind kinds[] = { CEDAR_TAPE_FP8Q32, CEDAR_TAPE_FP4Q32, CEDAR_TAPE_FP4Q16,
+                                             CEDAR_TAPE_EXPERTS, CEDAR_TAPE_GATE };
+    char dir[32];
+    small_copy(dir);
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
+        outcome *o = run_with(dir, (cedar_golden_opts){ .arith = CEDAR_F32, .recorded = change_decision }, kinds[i]);
+        ck_assert_msg(!o->status, "%s", o->err.msg);
+        ck_assert_uint_ge(o->changed, 5);
+        char says[96];
+        snprintf(says, sizeof says, "no near-ties, first %s in layer", cedar_tape_kind_name[kinds[i]]);
+        ck_assert_msg(strstr(o->bad, "A.n33 decisions ") && strstr(o->bad, says), "%s: %.3000s",
+                      cedar_tape_kind_name[kinds[i]], o->bad);
+        free(o);
+    }
+    remove_copy(dir);
+}
+END_TEST
+
+/* Cuts the last record off, or its end. */
+static void shorten(void *self, cedar_tape *t) {
+    (void)self;
+    t->used -= 16;
+}
+
+START_TEST(a_short_tape_is_found) {
+    char dir[32];
+    small_copy(dir);
+    outcome *o = run_with(dir, (cedar_golden_opts){ .arith = CEDAR_F32, .threads = 2, .recorded = shorten }, 0);
+    remove_copy(dir);
+    ck_assert_ptr_nonnull(strstr(o->bad, "does not make the decisions of the wide run"));
+    free(o);
+}
+END_TEST
+
 /* --- broken directories ------------------------------------------------------------------------------------------- */
 
 static void fails_with(const char *name, const char *text, size_t bytes, cedar_status status, const char *part) {
@@ -388,6 +612,14 @@ static Suite *suite(void) {
     tcase_add_test(t, layers_before_a_wrong_weight_do_not_complain);
     tcase_add_test(t, renamed_vectors_are_refused);
     tcase_add_test(t, bf16_vectors_notice_a_weight);
+    suite_add_tcase(s, t);
+    t = tcase_create("decisions");
+    tcase_set_timeout(t, 600);
+    tcase_add_test(t, a_few_cases_pass);
+    tcase_add_loop_test(t, a_wrong_constant_is_found, 0, sizeof constants / sizeof *constants);
+    tcase_add_test(t, a_wrong_weight_is_found_in_its_layer);
+    tcase_add_test(t, a_changed_decision_is_found);
+    tcase_add_test(t, a_short_tape_is_found);
     suite_add_tcase(s, t);
     t = tcase_create("broken directories");
     tcase_set_timeout(t, 600);
