@@ -9,6 +9,7 @@
 #include "engine/tape.h"
 
 #define TIE 1e-5
+#define SHAPE "tests/golden/tiny-s1"
 
 /* The forward passes' side of lists, of the arithmetics that record and follow. */
 void cedar_f32_tape_picks(cedar_tape *tape, cedar_tape_kind kind, const float *score, const int32_t *names, int count,
@@ -255,9 +256,35 @@ START_TEST(another_order_of_decisions_is_noticed) {
 }
 END_TEST
 
+START_TEST(room_is_taken_ahead_or_refused) {
+    cedar_config *c = malloc(sizeof *c);
+    cedar_err err = { 0 };
+    ck_assert_msg(!cedar_config_load(SHAPE, c, &err), "%s", err.msg);
+    cedar_tape t = { 0 };
+    cedar_mem_fail_at(1);
+    ck_assert_int_eq(cedar_tape_reserve(&t, c, 10, &err), CEDAR_E_OOM);
+    ck_assert_ptr_nonnull(strstr(err.msg, "decisions of 10 rows"));
+    ck_assert_ptr_null(t.bytes);
+    ck_assert_int_eq(cedar_tape_reserve(&t, c, 10, &err), CEDAR_OK);
+    uint64_t size = t.size;
+    ck_assert_uint_gt(size, 0);
+    ck_assert_int_eq(cedar_tape_reserve(&t, c, 5, &err), CEDAR_OK);     /* still empty: there is room */
+    ck_assert_uint_eq(t.size, size);
+    t.used = size;
+    ck_assert_int_eq(cedar_tape_reserve(&t, c, 5, &err), CEDAR_OK);
+    ck_assert_uint_gt(t.size, size);
+    cedar_tape_follow(&t, TIE);
+    size = t.size;
+    ck_assert_int_eq(cedar_tape_reserve(&t, c, 1000, &err), CEDAR_OK);  /* following writes nothing */
+    ck_assert_uint_eq(t.size, size);
+    cedar_tape_free(&t);
+    free(c);
+}
+END_TEST
+
 /* The distance grows with depth and stays of the size of float's noise for every shape. */
 START_TEST(distances_are_of_the_size_of_float_noise) {
-    static const char *const shapes[] = { "tests/golden/tiny-s1", "tests/golden/tiny2-s1",
+    static const char *const shapes[] = { SHAPE, "tests/golden/tiny2-s1",
                                           "scenarios/models/flash.json" };
     double before = 0;
     for (size_t i = 0; i < 3; i++) {
@@ -283,6 +310,7 @@ int main(void) {
     tcase_add_test(t, a_pick_is_a_near_tie_beside_the_last_one);
     tcase_add_test(t, names_of_picks_are_compared_and_not_their_places);
     tcase_add_test(t, another_order_of_decisions_is_noticed);
+    tcase_add_test(t, room_is_taken_ahead_or_refused);
     tcase_add_test(t, distances_are_of_the_size_of_float_noise);
     suite_add_tcase(s, t);
     SRunner *r = srunner_create(s);
