@@ -1,7 +1,7 @@
 # cedar: one Makefile. `make help` lists the targets.
 #
-# Objects live in build/<configuration>-<compiler>/. The compiler and the flags are stamped there, so that a change of
-# either rebuilds. Header dependencies come from the compiler (-MMD -MP).
+# Objects live in build/<configuration>-<compiler>/, those of nvcc in build/cuda-<architecture>/. The compiler and the
+# flags are stamped there, so that a change of either rebuilds. Header dependencies come from the compiler (-MMD -MP).
 
 ifeq ($(origin CC),default)
 CC      := gcc
@@ -40,10 +40,13 @@ NVCC      := $(firstword $(wildcard $(CUDA_HOME)/bin/nvcc) $(shell command -v nv
 CUDA_ARCH ?= sm_90a
 NVCC_CAN  := $(if $(NVCC),$(filter $(patsubst %a,%,$(CUDA_ARCH:sm_%=compute_%)),$(shell $(NVCC) --list-gpu-arch 2>/dev/null)))
 USE_CUDA  := $(and $(filter-out 0,$(CUDA)),$(NVCC_CAN),$(CUSRC))
-CUFLAGS   := -O3 -std=c++17 -gencode=arch=$(CUDA_ARCH:sm_%=compute_%),code=$(CUDA_ARCH) -fmad=false -I. -Werror all-warnings -MMD -MP
+# The kernels are the same whatever compiles the C: builds share them.
+CUBUILD   := build/cuda-$(CUDA_ARCH)
+CUFLAGS   := -O3 -std=c++17 -gencode=arch=$(CUDA_ARCH:sm_%=compute_%),code=$(CUDA_ARCH) -fmad=false -I. \
+             -Werror all-warnings -MMD -MP
 ifneq ($(USE_CUDA),)
 BASEFLAGS += -DCEDAR_HAVE_CUDA
-CUOBJ     := $(CUSRC:%.cu=$(BUILD)/%.cu.o)
+CUOBJ     := $(CUSRC:%.cu=$(CUBUILD)/%.cu.o)
 LDLIBS    += -L$(dir $(NVCC))../lib64 -lcudart_static -lstdc++ -ldl -lrt
 endif
 ifneq ($(USE_CUDA),)
@@ -157,7 +160,7 @@ $(BUILD)/engine/cpu/ops/%.$(1).o: engine/cpu/ops/%.c $(BUILD)/flags
 endef
 $(foreach a,$(ARITHS),$(eval $(call arith_rule,$(a))))
 
-$(BUILD)/%.cu.o: %.cu $(BUILD)/flags
+$(CUBUILD)/%.cu.o: %.cu $(CUBUILD)/flags
 	@mkdir -p $(@D)
 	$(call say,NVCC,$@)
 	$(Q)$(NVCC) $(CUFLAGS) -c -o $@ $<
@@ -183,10 +186,13 @@ $(EMBEDOBJ): $(BUILD)/reports/%.o: reports/%
 	$(Q)cd reports && ld -r -b binary -z noexecstack -o $(abspath $@) $*
 
 # Changed flags, or another compiler, rebuild everything of the configuration.
-FLAGS_STAMP = $(CC) $(CFLAGS_ALL) $(CUFLAGS) $(shell $(CC) -dumpfullversion -dumpversion 2>/dev/null)
+FLAGS_STAMP = $(CC) $(CFLAGS_ALL) $(shell $(CC) -dumpfullversion -dumpversion 2>/dev/null)
 $(BUILD)/flags: FORCE
 	@mkdir -p $(@D)
 	@echo '$(FLAGS_STAMP)' | cmp -s - $@ || echo '$(FLAGS_STAMP)' > $@
+$(CUBUILD)/flags: FORCE
+	@mkdir -p $(@D)
+	@echo '$(NVCC) $(CUFLAGS)' | cmp -s - $@ || echo '$(NVCC) $(CUFLAGS)' > $@
 FORCE:
 
 # --- tests -----------------------------------------------------------------------------------------------------------
@@ -251,4 +257,4 @@ install: need
 clean:
 	rm -rf build cedar
 
--include $(shell find $(BUILD) -name '*.d' 2>/dev/null)
+-include $(shell find $(BUILD) $(CUBUILD) -name '*.d' 2>/dev/null)

@@ -6,6 +6,7 @@
 #include "engine/engine.h"
 #include "engine/layout.h"
 #include "engine/model_int.h"
+#include "engine/tape.h"
 
 /* A sequence as the bookkeeping knows it; read-only to backends. */
 typedef struct cedar_seq_state {
@@ -41,6 +42,7 @@ typedef struct cedar_backend {
     void (*read_entry)(const void *self, int32_t page, int32_t part, uint32_t entry, uint8_t *kv, uint8_t *index);
     void (*read_open)(const void *self, int32_t seq, int32_t part, uint32_t pos, double *kvf, double *score);
     void (*poison)(void *self, int32_t seq, uint32_t ring, uint32_t lo, uint32_t hi);   /* all but positions [lo, hi) */
+    void (*tape)(void *self, cedar_tape *tape);     /* NULL: decisions cannot be recorded or followed */
 } cedar_backend;
 
 const cedar_backend *cedar_backend_find(const char *name);  /* NULL when this build has none of that name */

@@ -20,6 +20,7 @@ struct cedar_engine {
     int32_t *page_free;                 /* [free_count] stack, lowest id on top */
     uint32_t free_count;
     int32_t *tokens_block, *pages_block;/* storage of the sequences' arrays */
+    cedar_tape *tape;
 };
 
 struct cedar_snap {
@@ -368,6 +369,7 @@ static int64_t now_ns(void) {
 
 cedar_status cedar_engine_step(cedar_engine *e, const cedar_step_plan *plan, cedar_step_out *out, cedar_err *err) {
     cedar_status st = check_plan(e, plan, err);
+    if (!st && e->tape) st = cedar_tape_reserve(e->tape, e->config, plan->rows, err);
     if (st) return st;
     int64_t start = now_ns();
     cedar_step_begin("a step");
@@ -398,6 +400,10 @@ cedar_status cedar_engine_draft(cedar_engine *e, cedar_draft_item *items, uint32
                 return cedar_fail(err, CEDAR_E_ARG, "forced token %d is outside the vocabulary of %d",
                                   items[i].forced[k], e->config->vocab);
     }
+    if (e->tape) {
+        cedar_status st = cedar_tape_reserve(e->tape, e->config, count * (uint32_t)e->config->draft_block, err);
+        if (st) return st;
+    }
     cedar_step_begin("a draft");
     cedar_status st = e->backend->draft(e->impl, items, count, e->seqs, err);
     cedar_step_end();
@@ -409,6 +415,13 @@ cedar_status cedar_engine_draft(cedar_engine *e, cedar_draft_item *items, uint32
 void cedar_engine_tap(cedar_engine *e, cedar_tap_fn fn, void *self) { e->backend->tap(e->impl, fn, self); }
 
 void cedar_engine_inject(cedar_engine *e, cedar_inject_fn fn, void *self) { e->backend->inject(e->impl, fn, self); }
+
+bool cedar_engine_tape(cedar_engine *e, cedar_tape *t) {
+    if (!e->backend->tape) return false;
+    e->tape = t;
+    e->backend->tape(e->impl, t);
+    return true;
+}
 
 static int32_t part_at(const cedar_engine *e, int32_t layer) {
     return layer >= 0 && layer < CEDAR_LAYERS_MAX ? e->layout.part_of[layer] : -1;

@@ -350,6 +350,8 @@ void cedar_engine_poison(cedar_engine *e, int32_t seq);
 
 /* --- golden vectors ----------------------------------------------------------------------------------------------- */
 
+struct cedar_tape;
+
 typedef struct cedar_golden_opts {
     const char *backend;
     cedar_arith arith;
@@ -357,6 +359,10 @@ typedef struct cedar_golden_opts {
     bool verbose;                               /* report passes too */
     void (*line)(void *self, bool ok, const char *text);    /* one line per quantity and case */
     void *self;
+    /* for tests, NULL otherwise: the checkpoint of the engine under test, where decisions are recorded with that of the
+     * directory; and a look at each tape before it is followed */
+    const char *tested;
+    void (*recorded)(void *self, struct cedar_tape *tape);
 } cedar_golden_opts;
 
 /* Runs a golden directory (checkpoint, golden.safetensors, manifest.json). *failed: quantities that miss. */

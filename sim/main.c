@@ -84,8 +84,15 @@ static const cedar_verb verbs[] = {
       "Each DIR holds a checkpoint, golden.safetensors and manifest.json. Exit code 4 when a quantity misses.\n"
       "Directories of the oracle's precision \"ref\" (names ending in -ref) hold with --arith bf16 only.\n"
       "\n"
-      "example:\n"
-      "  cedar check-golden tests/golden/tiny-s1 --arith wide -v\n",
+      "wide  every byte, list and pick must be the same, logits within 1e-6.\n"
+      "f32   follows the decisions of a wide run of the same case: one of its own that differs must be a near-tie\n"
+      "      within fp32 noise; then every row must be within 1e-5. -v tells how many there were and how wide.\n"
+      "      With --backend cuda, blocks one by one; logits of whole runs that are off are shown, not counted.\n"
+      "bf16  blocks one by one; logits of whole runs are shown, not counted.\n"
+      "\n"
+      "examples:\n"
+      "  cedar check-golden tests/golden/tiny-s1 --arith wide -v\n"
+      "  cedar check-golden tests/golden/tiny2-s1 --arith f32 -v\n",
       cedar_cli_check_golden },
     { "help", "how to use a verb",
       "usage: cedar help [VERB]\n"

@@ -485,20 +485,20 @@ START_TEST(records_decode_to_what_was_encoded) {
     real x[D], y[D], z[D];
     uint8_t record[D + D / 32], again[D + D / 32], nibbles[D / 2], scales[D / 16];
     noise(x, D, 71);
-    OP(ring_encode)(x, D, record);
+    OP(ring_encode)(x, D, record, NULL);
     OP(ring_decode)(record, D, y);
-    OP(quantise)(x, D, z);
+    OP(quantise)(x, D, z, NULL);
     ck_assert(bits_equal(y, z, D));
-    OP(ring_encode)(y, D, again);
+    OP(ring_encode)(y, D, again, NULL);
     OP(ring_decode)(again, D, z);
     ck_assert(bits_equal(y, z, D));
     for (int k = 0; k < D; k++) near((double)y[k], (double)x[k], 0x1p-4);
-    OP(fp4q32_encode)(x, D, nibbles, scales);
+    OP(fp4q32_encode)(x, D, nibbles, scales, NULL);
     OP(fp4q32_decode)(nibbles, scales, D, y);
     for (int k = 0; k < D; k++)
         ck_assert((double)y[k] ==
                   (double)cedar_e2m1_value[nibbles[k / 2] >> (k % 2 * 4) & 15] * ldexp(1, scales[k / 32] - 127));
-    OP(fp4q16_encode)(x, D, nibbles, scales);
+    OP(fp4q16_encode)(x, D, nibbles, scales, NULL);
     OP(fp4q16_decode)(nibbles, scales, D, y);
     for (int k = 0; k < D; k++)
         ck_assert((double)y[k] == (double)cedar_e2m1_value[nibbles[k / 2] >> (k % 2 * 4) & 15] *

@@ -1,8 +1,11 @@
-/* Tests that take minutes under a sanitizer. */
+/* Tests that take minutes under a sanitizer, and show as much there with fewer rounds: a sanitizer looks at what code
+ * does to memory, and more positions, arithmetics or chunks of a kind go through the same code. The other builds run
+ * all rounds and compare the numbers. */
 #ifndef CEDAR_TESTS_SANITIZED_H
 #define CEDAR_TESTS_SANITIZED_H
 
 #include <stdbool.h>
+#include <stdint.h>
 #include <stdio.h>
 
 /* Built with a sanitizer: true for all repeats but the first, which are thereby skipped, and said to be. */
@@ -15,6 +18,17 @@ static inline bool sanitized_skips(const char *test, int repeat) {
 #else
     (void)test;
     (void)repeat;
+    return false;
+#endif
+}
+
+/* Built with a sanitizer: true for all but every `every`-th round of a loop inside a test. */
+static inline bool sanitized_drops(uint32_t round, uint32_t every) {
+#ifdef CEDAR_SANITIZED
+    return round % every != 0;
+#else
+    (void)round;
+    (void)every;
     return false;
 #endif
 }

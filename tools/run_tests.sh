@@ -7,6 +7,8 @@
 #   tidy, includes, headers   tools/NAME.sh: one test
 #   slow_NAME                 tests/slow_NAME.py: one test, skipped where python3 has no numpy
 # A line "SKIP what: reason" of a suite turns one passed test into a skipped one, and is shown.
+# As many run at once as there are processors, the longest first; each prints when it ends.
+#   CEDAR_JOBS=N              how many at once
 #   CEDAR_TESTS=slow          only tests tagged "slow", which are left out otherwise
 #   CEDAR_SUITE_S=N           seconds a suite may take (default 1800)
 #   CEDAR_TALLY=FILE          appends "passed failed skipped" there instead of printing the totals
@@ -22,14 +24,12 @@ else
     export CK_EXCLUDE_TAGS=slow
 fi
 
-passed_all=0 failed_all=0 skipped_all=0
-
 count() { grep -cE "$1" "$2" 2>/dev/null || true; }
 
 # line NAME PASSED FAILED SKIPPED MILLISECONDS
 line() {
     printf '%-18s %5d passed %3d failed %3d skipped %4d.%d s\n' "$1" "$2" "$3" "$4" $(($5 / 1000)) $(($5 % 1000 / 100))
-    passed_all=$((passed_all + $2)) failed_all=$((failed_all + $3)) skipped_all=$((skipped_all + $4))
+    echo "$2 $3 $4" >"$logs/$1.count"
 }
 
 now_ms() { echo $(($(date +%s%N) / 1000000)); }
@@ -80,18 +80,51 @@ run_check() {
     fi
 }
 
-for name in "$@"; do
-    case $name in
-    test_*) run_suite "$name" ;;
+run_one() {
+    case $1 in
+    test_*) run_suite "$1" ;;
     slow_*)
         if python3 -c 'import numpy' 2>/dev/null; then
-            run_check "$name" python3 "tests/$name.py"
+            run_check "$1" python3 "tests/$1.py"
         else
-            line "$name" 0 0 1 0
-            echo "    SKIP $name: python3 with numpy is not installed"
+            line "$1" 0 0 1 0
+            echo "    SKIP $1: python3 with numpy is not installed"
         fi ;;
-    *) run_check "$name" "tools/$name.sh" ;;
+    *) run_check "$1" "tools/$1.sh" ;;
     esac
+}
+
+# The names in the order in which they start.
+in_order() {
+    local name long=' test_engine test_golden test_run test_reports test_swarm test_lua '
+    for name in $long; do
+        case " $* " in *" $name "*) echo "$name" ;; esac
+    done
+    for name in "$@"; do
+        case $long in *" $name "*) ;; *) echo "$name" ;; esac
+    done
+}
+
+running=0
+for name in $(in_order "$@"); do
+    if [ $running -ge "${CEDAR_JOBS:-$(nproc)}" ]; then
+        wait -n
+        running=$((running - 1))
+    fi
+    rm -f "$logs/$name.count"
+    (
+        run_one "$name" >"$logs/$name.report" 2>&1
+        cat "$logs/$name.report"
+    ) &
+    running=$((running + 1))
+done
+wait
+
+passed_all=0 failed_all=0 skipped_all=0
+for name in "$@"; do
+    # a suite that left no count did not even start
+    read -r passed failed skipped 2>/dev/null <"$logs/$name.count" || passed=0 failed=1 skipped=0
+    passed_all=$((passed_all + passed)) failed_all=$((failed_all + failed)) skipped_all=$((skipped_all + skipped))
 done
 
 if [ -n "${CEDAR_TALLY:-}" ]; then

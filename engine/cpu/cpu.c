@@ -142,6 +142,11 @@ static void cpu_inject(void *self, cedar_inject_fn fn, void *inject_self) {
     b->env.inject_self = inject_self;
 }
 
+static void cpu_tape(void *self, cedar_tape *tape) {
+    cpu_backend *b = self;
+    b->env.tape = tape;
+}
+
 static void cpu_read_entry(const void *self, int32_t page, int32_t part, uint32_t entry, uint8_t *kv, uint8_t *index) {
     const cpu_backend *b = self;
     const cedar_layout *l = &b->layout;
@@ -197,4 +202,5 @@ const cedar_backend cedar_backend_cpu = {
     .read_entry = cpu_read_entry,
     .read_open = cpu_read_open,
     .poison = cpu_poison,
+    .tape = cpu_tape,
 };

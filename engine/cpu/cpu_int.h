@@ -5,6 +5,7 @@
 
 #include "engine/backend.h"
 #include "engine/cpu/pool.h"
+#include "engine/tape.h"
 
 /* Bytes of the caches. Everything is taken when the engine opens. */
 typedef struct cedar_store_cpu {
@@ -42,6 +43,7 @@ typedef struct cedar_forward_env {
     void *tap_self;
     cedar_inject_fn inject;
     void *inject_self;
+    cedar_tape *tape;
 } cedar_forward_env;
 
 /* One arithmetic's forward pass. */

@@ -2,7 +2,7 @@
 
 Shape k is a pure function of k: DIR/NNN holds every golden case in `wide` precision, DIR/NNN-ref the traces alone with
 bf16 rounding (its checkpoint is that of DIR/NNN). Prints one line per shape. Tokens are not searched for quiet ones, so
-the vectors suit the exact arithmetic and the one-block-deep checks, not final logits of an fp32 engine.
+the vectors suit the exact arithmetic, an fp32 engine that follows its decisions, and the one-block-deep checks.
 """
 import argparse
 import json

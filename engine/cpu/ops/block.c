@@ -102,7 +102,7 @@ static void window_rows(OP(forward) *f, OP(worker) *w, const uint32_t *rows, int
         real *kv = w->kv + (int64_t)i * d;
         OP(rms_norm)(vector_of(f, &f->block->kv_norm), kv, d, (real)c->norm_eps, kv);
         OP(rope)(kv, d, table_of(f, rows[i]), c->rope_dim / 2, 1);
-        OP(ring_encode)(kv, d, window_of(f, rows[i]));
+        OP(ring_encode)(kv, d, window_of(f, rows[i]), w->linear.tape);
         if (!f->draft) tap_bytes(f, CEDAR_TAP_WINDOW, f->layer, rows[i], window_of(f, rows[i]), f->l->ring_row_bytes);
     }
 }
@@ -137,7 +137,7 @@ void OP(phase_before)(void *self, uint32_t item, uint32_t worker) {
     }
     mix_rows(f, w, &site, rows, count, f->pre_attn);
     gather_x(f, rows, count, w->x);
-    OP(quantise)(w->x, count * (int64_t)c->hidden, w->xq);
+    OP(quantise)(w->x, count * (int64_t)c->hidden, w->xq, w->linear.tape);
     window_rows(f, w, rows, count);
     if (c->is_kv_source[f->layer]) compressor_rows(f, w, rows, count);
 }
@@ -191,9 +191,9 @@ void OP(phase_groups)(void *self, uint32_t item, uint32_t worker) {
     OP(rope)(w->latent, c->head_dim, w->table, c->rope_dim / 2, 1);
     uint8_t *page = store_page(f->env->store, f->seqs[e->seq].pages[j / p->entries]);
     OP(fp4q32_encode)(w->index_key, c->index_dim, page + p->index_codes + (uint64_t)at * f->l->index_code_bytes,
-                      page + p->index_scales + (uint64_t)at * f->l->index_scale_bytes);
+                      page + p->index_scales + (uint64_t)at * f->l->index_scale_bytes, w->linear.tape);
     OP(fp4q16_encode)(w->latent, c->head_dim, page + p->kv_codes + (uint64_t)at * f->l->kv_code_bytes,
-                      page + p->kv_scales + (uint64_t)at * f->l->kv_scale_bytes);
+                      page + p->kv_scales + (uint64_t)at * f->l->kv_scale_bytes, w->linear.tape);
 }
 
 /* --- attention and MoE -------------------------------------------------------------------------------------------- */
@@ -245,7 +245,7 @@ static void query_rows(OP(forward) *f, OP(worker) *w, const uint32_t *rows, int 
         real *qr = w->qr + (int64_t)i * c->q_lora;
         OP(rms_norm)(vector_of(f, &f->block->q_norm), qr, c->q_lora, (real)c->norm_eps, qr);
     }
-    OP(quantise)(w->qr, count * (int64_t)c->q_lora, w->qrq);
+    OP(quantise)(w->qr, count * (int64_t)c->q_lora, w->qrq, w->linear.tape);
     OP(linear)(&f->weights, &f->block->wq_b, w->qrq, c->q_lora, count, w->q, width, &w->linear);
     for (int i = 0; i < count; i++)
         for (int h = 0; h < c->heads; h++)
@@ -262,12 +262,12 @@ static void output_rows(OP(forward) *f, OP(worker) *w, const uint32_t *rows, int
         for (int h = 0; h < c->heads; h++)
             OP(rope)
             (w->q + i * width + h * (int64_t)c->head_dim, c->head_dim, table_of(f, rows[i]), c->rope_dim / 2, -1);
-    if (f->env->opts->wo_a_fp8) OP(quantise)(w->q, count * width, w->q);
+    if (f->env->opts->wo_a_fp8) OP(quantise)(w->q, count * width, w->q, w->linear.tape);
     for (int g = 0; g < c->o_groups; g++)
         OP(linear_rows)(&f->weights, &f->block->wo_a, g * (int64_t)c->o_lora, c->o_lora, w->q + g * group, width, count,
                         w->u + g * (int64_t)c->o_lora, u_width, &w->linear);
     for (int64_t k = 0; k < count * u_width; k++) w->u[k] = rb(w->u[k]);
-    OP(quantise)(w->u, count * u_width, w->u);
+    OP(quantise)(w->u, count * u_width, w->u, w->linear.tape);
     OP(linear)(&f->weights, &f->block->wo_b, w->u, u_width, count, w->att, c->hidden, &w->linear);
 }
 
@@ -320,7 +320,7 @@ void OP(phase_after)(void *self, uint32_t item, uint32_t worker) {
     int count;
     const uint32_t *rows = block_of(f, item, &count);
     gather_x(f, rows, count, w->x);
-    OP(quantise)(w->x, count * (int64_t)f->c->hidden, w->xq);
+    OP(quantise)(w->x, count * (int64_t)f->c->hidden, w->xq, w->linear.tape);
     query_rows(f, w, rows, count);
     if (!f->draft && f->c->is_index_source[f->layer]) OP(select_rows)(f, w, rows, count);
     attend_rows(f, w, rows, count);

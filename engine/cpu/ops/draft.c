@@ -15,11 +15,11 @@ void OP(phase_rings)(void *self, uint32_t item, uint32_t worker) {
     memset(w->features, 0, (size_t)(count * width) * sizeof(real));
     for (int i = 0; i < count; i++)
         memcpy(w->features + i * width, f->features + rows[i] * (uint64_t)width, (size_t)width * sizeof(real));
-    OP(quantise)(w->features, count * width, w->features);
+    OP(quantise)(w->features, count * width, w->features, w->linear.tape);
     OP(linear)(&f->weights, &m->main_proj, w->features, width, count, w->x, d, &w->linear);
     for (int i = 0; i < count; i++)
         OP(rms_norm)(vector_of(f, &m->main_norm), w->x + i * d, d, (real)c->norm_eps, w->x + i * d);
-    OP(quantise)(w->x, count * d, w->xq);
+    OP(quantise)(w->x, count * d, w->xq, w->linear.tape);
     for (int32_t stage = 0; stage < c->stages; stage++) {
         const cedar_block *b = &m->blocks[c->layers + stage];
         OP(linear)(&f->weights, &b->wkv, w->xq, d, count, w->kv, c->head_dim, &w->linear);
@@ -30,7 +30,7 @@ void OP(phase_rings)(void *self, uint32_t item, uint32_t worker) {
             real *kv = w->kv + (int64_t)i * c->head_dim;
             OP(rms_norm)(vector_of(f, &b->kv_norm), kv, c->head_dim, (real)c->norm_eps, kv);
             OP(rope)(kv, c->head_dim, f->table[0] + rows[i] * (uint64_t)c->rope_dim, c->rope_dim / 2, 1);
-            OP(ring_encode)(kv, c->head_dim, record);
+            OP(ring_encode)(kv, c->head_dim, record, w->linear.tape);
             if (p + f->l->ring_slots >= e->pos + e->rows)
                 memcpy(store_ring(f->env->store, e->seq, (uint32_t)(c->layers + stage), p), record,
                        f->l->ring_row_bytes);
@@ -45,7 +45,9 @@ static int32_t markov_row(OP(forward) *f, OP(worker) *w, const real *x, int32_t 
     const cedar_config *c = f->c;
     const cedar_model *m = f->env->model;
     real *e = w->att, best = 0;
+    double top = 0, taken = NAN;    /* largest logit, and that of the tape's pick */
     int32_t pick = 0;
+    const int32_t *theirs = w->linear.tape ? cedar_tape_peek(w->linear.tape, CEDAR_TAPE_DRAFT, sizeof pick) : NULL;
     OP(decode_row)(&m->markov_embed, prev, e);
     for (int64_t v = 0; v < c->vocab; v += HEAD_SLICE) {
         int64_t n = c->vocab - v < HEAD_SLICE ? c->vocab - v : HEAD_SLICE;
@@ -59,9 +61,15 @@ static int32_t markov_row(OP(forward) *f, OP(worker) *w, const real *x, int32_t 
                 best = s;
                 pick = (int32_t)(v + k);
             }
+            if (!theirs) continue;
+            top = fmax(top, fabs((double)s));
+            if (v + k == *theirs) taken = (double)s;
         }
     }
-    return pick;
+    if (w->linear.tape) cedar_tape_next(w->linear.tape, CEDAR_TAPE_DRAFT, &pick, sizeof pick, 1);
+    if (!theirs || *theirs == pick) return pick;
+    cedar_tape_judge(w->linear.tape, CEDAR_TAPE_DRAFT, ((double)best - taken) / top);
+    return *theirs;
 }
 
 /* After the last stage: base logits, then the Markov chain and the confidences. */
@@ -104,6 +112,7 @@ static void draft_one(OP(forward) *f, cedar_draft_item *it) {
     uint32_t blocks = (rows + f->block_rows - 1) / f->block_rows;
     for (int32_t stage = 0; stage < c->stages; stage++) {
         f->layer = c->layers + stage;
+        if (f->env->tape) f->env->tape->layer = f->layer;
         f->block = &f->env->model->blocks[f->layer];
         OP(run)(f, blocks, OP(phase_before));
         OP(run)(f, blocks, OP(phase_after));
@@ -117,6 +126,7 @@ cedar_status OP(draft)(void *self, cedar_draft_item *items, uint32_t count, cons
     OP(forward) *f = self;
     (void)err;
     f->seqs = seqs;
+    f->workers[0].linear.tape = f->env->tape;
     for (uint32_t i = 0; i < count; i++) draft_one(f, &items[i]);
     return CEDAR_OK;
 }

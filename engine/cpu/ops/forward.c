@@ -4,7 +4,7 @@
 #include "engine/cpu/ops/forward.h"
 
 void OP(run)(OP(forward) *f, uint32_t items, cedar_pool_fn fn) {
-    if (f->env->tap) {
+    if (f->env->tap || f->env->tape) {
         for (uint32_t i = 0; i < items; i++) fn(f, i, 0);
         return;
     }
@@ -177,10 +177,12 @@ static cedar_status step(void *self, const cedar_step_plan *plan, const cedar_se
     f->seqs = seqs;
     f->out = out;
     f->draft = NULL;
+    f->workers[0].linear.tape = f->env->tape;       /* the only one that works while there is a tape */
     begin(f);
     OP(run)(f, block_count(f), phase_embed);
     for (f->layer = 0; f->layer < f->c->layers; f->layer++) {
         f->block = &f->env->model->blocks[f->layer];
+        if (f->env->tape) f->env->tape->layer = f->layer;
         run_layer(f);
     }
     if (f->c->stages) OP(run)(f, block_count(f), OP(phase_rings));

@@ -99,7 +99,7 @@ cedar_status OP(draft)(void *self, cedar_draft_item *items, uint32_t count, cons
                        cedar_err *err);
 
 /* forward.c */
-void OP(run)(OP(forward) *f, uint32_t items, cedar_pool_fn fn);     /* over the pool, or in order when a tap is set */
+void OP(run)(OP(forward) *f, uint32_t items, cedar_pool_fn fn);     /* over the pool; in order with a tap or a tape */
 void OP(set_active)(OP(forward) *f, const uint32_t *rows, uint32_t count);
 
 /* Rows of block `item`: *count of them. */

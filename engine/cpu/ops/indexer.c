@@ -43,6 +43,16 @@ static int pool_names(const OP(forward) *f, uint32_t row, int visible, int32_t *
     return n;
 }
 
+/* The pool of the row: best blocks of its scores. */
+static void select_pool(OP(forward) *f, OP(worker) *w, uint32_t row, int visible) {
+    const cedar_config *c = f->c;
+    int32_t *pool = f->pool + (uint64_t)row * (uint64_t)c->candidate_blocks;
+    f->pool_count[row] = OP(candidate_blocks)(w->scores, visible, c->candidate_block, c->candidate_blocks, pool,
+                                              w->block_scores, w->heap);
+    OP(tape_picks)(w->linear.tape, CEDAR_TAPE_BLOCKS, w->block_scores, NULL,
+                   (visible + c->candidate_block - 1) / c->candidate_block, c->candidate_blocks, pool);
+}
+
 static void tap_scores(const OP(forward) *f, OP(worker) *w, int32_t seq, uint32_t pos, int visible) {
     for (int j = 0; j < visible; j++) w->wide[j] = (double)w->scores[j];
     f->env->tap(f->env->tap_self, CEDAR_TAP_SCORES, f->layer, seq, pos, w->wide, (uint32_t)visible);
@@ -70,14 +80,14 @@ static void select_row(OP(forward) *f, OP(worker) *w, uint32_t row, const real *
         int n = pool_names(f, row, visible, w->names);
         score_entries(f, w, p, pages, iq, g, w->names, n, w->scores);
         OP(top_k)(w->scores, w->names, n, c->index_topk, topk, w->heap);
+        OP(tape_picks)(w->linear.tape, CEDAR_TAPE_TOPK, w->scores, w->names, n, c->index_topk, topk);
     } else {
         if (f->layer == c->candidate_source) {
-            f->pool_count[row] =
-                OP(candidate_blocks)(w->scores, visible, c->candidate_block, c->candidate_blocks,
-                                     f->pool + (uint64_t)row * (uint64_t)c->candidate_blocks, w->block_scores, w->heap);
+            select_pool(f, w, row, visible);
             if (f->env->tap) tap_pool(f, w, e->seq, row, visible);
         }
         OP(top_k)(w->scores, NULL, visible, c->index_topk, topk, w->heap);
+        OP(tape_picks)(w->linear.tape, CEDAR_TAPE_TOPK, w->scores, NULL, visible, c->index_topk, topk);
     }
     if (f->env->tap)
         f->env->tap(f->env->tap_self, CEDAR_TAP_TOPK, f->layer, e->seq, f->row_pos[row], topk, (uint32_t)c->index_topk);
@@ -94,7 +104,7 @@ void OP(select_rows)(OP(forward) *f, OP(worker) *w, const uint32_t *rows, int co
         uint8_t nibbles[CEDAR_VECTOR_MAX / 2], scales[CEDAR_VECTOR_MAX / 32];
         for (int h = 0; h < c->index_heads; h++) {
             OP(rope)(iq + h * dim, c->index_dim, table_of(f, rows[i]), c->rope_dim / 2, 1);
-            OP(fp4q32_encode)(iq + h * dim, c->index_dim, nibbles, scales);
+            OP(fp4q32_encode)(iq + h * dim, c->index_dim, nibbles, scales, w->linear.tape);
             OP(fp4q32_decode)(nibbles, scales, c->index_dim, iq + h * dim);
             g[h] *= factor;
         }

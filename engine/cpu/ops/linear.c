@@ -217,24 +217,36 @@ void OP(linear)(const OP(weights) *ws, const cedar_weight *w, const real *x, int
 
 /* --- quantisers --------------------------------------------------------------------------------------------------- */
 
-static void fp8q32(const real *x, int n, uint8_t *codes, uint8_t *scales) {
+static void widen(const real *x, int n, double *out) {
+    CEDAR_ASSERT(n <= CEDAR_VECTOR_MAX);
+    for (int k = 0; k < n; k++) out[k] = (double)x[k];
+}
+
+static void fp8q32(const real *x, int n, uint8_t *codes, uint8_t *scales, cedar_tape *tape) {
 #if defined CEDAR_ARITH_WIDE
     cedar_fp8q32_d(x, n, codes, scales);
 #else
     cedar_fp8q32_f(x, n, codes, scales);
 #endif
+    double block[32];
+    for (int b = 0; tape && b < n; b += 32) {
+        widen(x + b, 32, block);
+        cedar_tape_fp8q32(tape, block, codes + b, scales + b / 32);
+    }
 }
 
-void OP(quantise)(const real *x, int64_t n, real *out) {
+void OP(quantise)(const real *x, int64_t n, real *out, cedar_tape *tape) {
     uint8_t code[32], scale;
     for (int64_t b = 0; b < n; b += 32) {
-        fp8q32(x + b, 32, code, &scale);
+        fp8q32(x + b, 32, code, &scale, tape);
         real s = ue8m0(scale);
         for (int k = 0; k < 32; k++) out[b + k] = (real)cedar_e4m3_value[code[k]] * s;
     }
 }
 
-void OP(ring_encode)(const real *x, int n, uint8_t *record) { fp8q32(x, n, record, record + n); }
+void OP(ring_encode)(const real *x, int n, uint8_t *record, cedar_tape *tape) {
+    fp8q32(x, n, record, record + n, tape);
+}
 
 void OP(ring_decode)(const uint8_t *record, int n, real *x) {
     for (int b = 0; b < n; b += 32) {
@@ -243,21 +255,18 @@ void OP(ring_decode)(const uint8_t *record, int n, real *x) {
     }
 }
 
-static void widen(const real *x, int n, double *out) {
-    CEDAR_ASSERT(n <= CEDAR_VECTOR_MAX);
-    for (int k = 0; k < n; k++) out[k] = (double)x[k];
-}
-
-void OP(fp4q16_encode)(const real *x, int n, uint8_t *nibbles, uint8_t *scales) {
+void OP(fp4q16_encode)(const real *x, int n, uint8_t *nibbles, uint8_t *scales, cedar_tape *tape) {
     double wide[CEDAR_VECTOR_MAX];
     widen(x, n, wide);
     cedar_fp4q16(wide, n, nibbles, scales);
+    if (tape) cedar_tape_fp4q16(tape, wide, n, nibbles, scales);
 }
 
-void OP(fp4q32_encode)(const real *x, int n, uint8_t *nibbles, uint8_t *scales) {
+void OP(fp4q32_encode)(const real *x, int n, uint8_t *nibbles, uint8_t *scales, cedar_tape *tape) {
     double wide[CEDAR_VECTOR_MAX];
     widen(x, n, wide);
     cedar_fp4q32(wide, n, nibbles, scales);
+    if (tape) cedar_tape_fp4q32(tape, wide, n, nibbles, scales);
 }
 
 void OP(fp4q16_decode)(const uint8_t *nibbles, const uint8_t *scales, int n, real *x) {

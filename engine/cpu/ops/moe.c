@@ -19,6 +19,7 @@ static void route(const OP(weights) * ws, const cedar_config *c, const cedar_blo
             s->biased[e] = score[e] + bias[e];
         }
         int n = OP(top_k)(s->biased, NULL, e_count, per_token, ids, s->heap);
+        OP(tape_picks)(s->linear->tape, CEDAR_TAPE_EXPERTS, s->biased, NULL, e_count, per_token, ids);
         for (int k = 0; k < n; k++) sum += score[ids[k]];
         for (int k = 0; k < per_token; k++)
             w[k] = k < n ? score[ids[k]] / (sum + (real)1e-20) * (real)c->route_scale : 0;
@@ -43,7 +44,7 @@ static void expert(const OP(weights) *ws, const cedar_config *c, const cedar_exp
             real y = a * sigmoid(a) * b;
             g[k] = rb(weight ? weight[t] * y : y);
         }
-        OP(quantise)(g, m, g);
+        OP(quantise)(g, m, g, s->linear->tape);
     }
     OP(linear)(ws, &e->w2, s->gate, m, t_count, s->out, c->hidden, s->linear);
 }
@@ -60,7 +61,7 @@ void OP(moe)(const OP(weights) * ws, const cedar_config *c, const cedar_block *b
     CEDAR_ASSERT(t_count <= LINEAR_ROWS);
     int64_t d = c->hidden;
     route(ws, c, b, per_token, x, t_count, s);
-    OP(quantise)(x, t_count * d, s->xq);
+    OP(quantise)(x, t_count * d, s->xq, s->linear->tape);
     memset(y, 0, (size_t)(t_count * d) * sizeof *y);
     for (int32_t e = 0; e < b->expert_count; e++) {
         int rows[LINEAR_ROWS], n = 0;

@@ -8,6 +8,7 @@
 
 #include "engine/cpu/arith.h"
 #include "engine/cpu/cpu_int.h"
+#include "engine/tape.h"
 
 enum { PANEL = 16, LINEAR_ROWS = 64 };
 
@@ -17,8 +18,9 @@ typedef struct OP(weights) {
     const real *const *decoded;
 } OP(weights);
 
-/* Scratch of a linear layer; K the longest input. */
+/* Scratch of a linear layer; K the longest input. It goes wherever decisions are made, so the tape travels with it. */
 typedef struct OP(linear_scratch) {
+    cedar_tape *tape;   /* that records or corrects decisions (engine/tape.h); NULL in normal runs */
     double *x;          /* [rows of a block, K] inputs */
     real *panel, *row;  /* [K, PANEL], [K] a panel decoded for one use */
 } OP(linear_scratch);
@@ -44,16 +46,16 @@ void OP(linear_raw)(const OP(weights) *ws, const cedar_weight *w, const real *x,
 void OP(linear)(const OP(weights) *ws, const cedar_weight *w, const real *x, int64_t ldx, int t_count, real *y,
                 int64_t ldy, OP(linear_scratch) *s);
 
-/* out [n] = FP8Q32 of x [n], decoded: what an FP8 linear multiplies. May alias. */
-void OP(quantise)(const real *x, int64_t n, real *out);
+/* out [n] = FP8Q32 of x [n], decoded: what an FP8 linear multiplies. May alias. tape: NULL, or sees all codes. */
+void OP(quantise)(const real *x, int64_t n, real *out, cedar_tape *tape);
 /* FP8Q32 record of x [n]: codes, then scales; and back. */
-void OP(ring_encode)(const real *x, int n, uint8_t *record);
+void OP(ring_encode)(const real *x, int n, uint8_t *record, cedar_tape *tape);
 void OP(ring_decode)(const uint8_t *record, int n, real *x);
 /* FP4Q16 and FP4Q32 through double; n at most CEDAR_VECTOR_MAX. */
 enum { CEDAR_VECTOR_MAX = 4096 };
-void OP(fp4q16_encode)(const real *x, int n, uint8_t *nibbles, uint8_t *scales);
+void OP(fp4q16_encode)(const real *x, int n, uint8_t *nibbles, uint8_t *scales, cedar_tape *tape);
 void OP(fp4q16_decode)(const uint8_t *nibbles, const uint8_t *scales, int n, real *x);
-void OP(fp4q32_encode)(const real *x, int n, uint8_t *nibbles, uint8_t *scales);
+void OP(fp4q32_encode)(const real *x, int n, uint8_t *nibbles, uint8_t *scales, cedar_tape *tape);
 void OP(fp4q32_decode)(const uint8_t *nibbles, const uint8_t *scales, int n, real *x);
 
 /* --- norm.c ------------------------------------------------------------------------------------------------------- */
@@ -98,6 +100,9 @@ int OP(top_k)(const real *score, const int32_t *names, int count, int k, int32_t
  * many. */
 int OP(candidate_blocks)(const real *score, int visible, int block, int blocks_max, int32_t *ids, real *block_score,
                          real *heap_score);
+/* Shows the ids [k] that top_k picked to the tape, which may replace them; score, names, count as there. */
+void OP(tape_picks)(cedar_tape *tape, cedar_tape_kind kind, const real *score, const int32_t *names, int count, int k,
+                    int32_t *ids);
 
 /* --- moe.c -------------------------------------------------------------------------------------------------------- */
 

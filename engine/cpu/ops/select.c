@@ -1,4 +1,6 @@
 /* Selection: top-k and the candidate pool, with one tie rule (spec/model.md 2.7). */
+#include <string.h>
+
 #include "engine/cpu/ops/ops.h"
 
 /* True if (score a, id a) is picked before (b): higher score, then lower id. -0 equals +0. */
@@ -78,4 +80,44 @@ int OP(candidate_blocks)(const real *score, int visible, int block, int blocks_m
     }
     if (blocks) block_score[blocks - 1] = INFINITY;     /* the newest visible entry's block is always kept */
     return OP(top_k)(block_score, NULL, blocks, blocks_max, ids, heap_score);
+}
+
+static bool is_in(const int32_t *ids, int k, int32_t id) {
+    for (int i = 0; i < k; i++)
+        if (ids[i] == id) return true;
+    return false;
+}
+
+/* How far the best own pick that the other list lacks lies above the worst pick that only the other list has, relative
+ * to the largest score. Infinite when those cannot be compared. */
+static double picks_distance(const real *score, const int32_t *names, int count, int k, const int32_t *mine,
+                             const int32_t *theirs) {
+    double lost = -INFINITY, taken = INFINITY, top = 0;
+    int only_mine = 0, only_theirs = 0, valid = 0;
+    for (int i = 0; i < k; i++) valid += theirs[i] >= 0 && !is_in(mine, k, theirs[i]);
+    for (int i = 0; i < count; i++) {
+        double s = (double)score[i];
+        int32_t id = names ? names[i] : i;
+        bool m = is_in(mine, k, id), t = is_in(theirs, k, id);
+        if (isfinite(s)) top = fmax(top, fabs(s));
+        if (m && !t) {
+            lost = fmax(lost, s);
+            only_mine++;
+        } else if (t && !m && s > -INFINITY) {
+            taken = fmin(taken, s);
+            only_theirs++;
+        }
+    }
+    if (only_mine != only_theirs || only_theirs != valid) return INFINITY;
+    return lost == taken ? 0 : (lost - taken) / top;
+}
+
+void OP(tape_picks)(cedar_tape *tape, cedar_tape_kind kind, const real *score, const int32_t *names, int count, int k,
+                    int32_t *ids) {
+    size_t bytes = (size_t)k * sizeof *ids;
+    const int32_t *theirs = tape ? cedar_tape_next(tape, kind, ids, (uint32_t)bytes, 1) : NULL;
+    if (!theirs || memcmp(ids, theirs, bytes) == 0) return;
+    double distance = picks_distance(score, names, count, k, ids, theirs);
+    cedar_tape_judge(tape, kind, distance);
+    if (distance < INFINITY) memcpy(ids, theirs, bytes);    /* a list of something else is not followed */
 }
