@@ -37,7 +37,7 @@ template <class A>
 void launch_engram_rows(const dev &d, uint32_t n, int slot, const int64_t *mul, const int64_t *prime,
                         const int64_t *offset, int32_t pad, const dev_weight &embed, void *e, cudaStream_t s) {
     (void)slot;
-    rows_kernel<A><<<n, 128, 0, s>>>(d, mul, prime, offset, pad, embed, e);
+    rows_kernel<A><<<n, 1024, 0, s>>>(d, mul, prime, offset, pad, embed, e);
 }
 
 template <class A> static __global__ void gate_kernel(dev d, dev_weight qw, dev_weight kw, const void *kv_in) {

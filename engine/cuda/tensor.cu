@@ -353,21 +353,22 @@ static __global__ void __launch_bounds__(32 * MANY_WARPS, 1) many_kernel(source 
     }
     float total[WIDTH / 2] = {}, acc[WIDTH / 2];
     uint32_t f[2][2][4];                        /* [in turn][instruction][fragment] */
-    typename Weights::raw raw[2];
-    uint8_t s[2] = { 127, 127 };
-    /* values 64 (i / 2) + 16 t + 8 (i % 2) on of a block */
-    auto decode = [&](int block, int i, uint32_t (&to)[2][4]) {
+    typename Weights::raw raw[2][2];            /* [half of a block][row] */
+    uint8_t s[2][2] = { { 127, 127 }, { 127, 127 } };
+    auto read = [&](int block, int half) {
         const uint8_t *from = stages + block % stage::COUNT * stage::BYTES;
-        if (i % 2 == 0)
 #pragma unroll
-            for (int r = 0; r < 2; r++) {
-                int row = warp * 16 + g + 8 * r;
-                raw[r] = Weights::read(from + stage::WEIGHTS, row, i / 2, t);
-                if (Weights::SCALED) s[r] = from[stage::SCALES + row * 4 + i / 2 * 2 + t / 2];
-            }
+        for (int r = 0; r < 2; r++) {
+            int row = warp * 16 + g + 8 * r;
+            raw[half][r] = Weights::read(from + stage::WEIGHTS, row, half, t);
+            if (Weights::SCALED) s[half][r] = from[stage::SCALES + row * 4 + half * 2 + t / 2];
+        }
+    };
+    /* values 64 (i / 2) + 16 t + 8 (i % 2) on of a block */
+    auto decode = [&](int i, uint32_t (&to)[2][4]) {
         uint32_t f0[4], f1[4];
-        Weights::decode(raw[0], s[0], i % 2, f0);
-        Weights::decode(raw[1], s[1], i % 2, f1);
+        Weights::decode(raw[i / 2][0], s[i / 2][0], i % 2, f0);
+        Weights::decode(raw[i / 2][1], s[i / 2][1], i % 2, f1);
 #pragma unroll
         for (int k = 0; k < 2; k++) {
             to[k][0] = f0[2 * k];
@@ -378,7 +379,8 @@ static __global__ void __launch_bounds__(32 * MANY_WARPS, 1) many_kernel(source 
     };
     copies_wait<stage::COUNT - 2>();
     __syncthreads();
-    decode(0, 0, f[0]);
+    read(0, 0);
+    decode(0, f[0]);
     int b = 0;
     for (int seg = 0; seg < SEGMENTS; seg++) {
         int first, end;
@@ -402,9 +404,11 @@ static __global__ void __launch_bounds__(32 * MANY_WARPS, 1) many_kernel(source 
                     add = true;
                 }
                 wgmma_commit();
+                /* on their way for the decoding after the next */
+                if (i == 0) read(b, 1);
+                if (i == 2 && b + 1 < blocks) read(b + 1, 0);
                 wgmma_wait<1>();
-                if (i < 3) decode(b, i + 1, f[(i + 1) & 1]);
-                else if (b + 1 < blocks) decode(b + 1, 0, f[0]);
+                decode((i + 1) % 4, f[(i + 1) & 1]);
             }
             wgmma_wait<0>();
         }

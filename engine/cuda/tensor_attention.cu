@@ -304,9 +304,9 @@ template <int UNITS, int COUNT> struct key_round {
             four[j] = r.four[key + j * STEP];
             /* records and entries begin at multiples of 16 and 8 bytes */
             const uint8_t *p = at.code + (four[j] ? k / 2 : k);
-            uint2 lo = *(const uint2 *)p, hi = four[j] ? lo : *(const uint2 *)(p + 8);
+            uint2 lo = __ldg((const uint2 *)p), hi = four[j] ? lo : __ldg((const uint2 *)(p + 8));
             v[j] = make_uint4(lo.x, lo.y, hi.x, hi.y);
-            scale[j] = at.scale[four[j] ? k / 16 : k / 32];
+            scale[j] = __ldg(at.scale + (four[j] ? k / 16 : k / 32));
         }
     }
 
@@ -371,18 +371,32 @@ static __device__ __forceinline__ void rotate_pair(float &a, float &b, const flo
     b = rounded(x * si + y * t[0]);
 }
 
-/* Queries of the row, rotated, as 8 tiles of 64 heads by 64 channels. */
+/* Queries of the row, rotated, as 8 tiles of 64 heads by 64 channels; four loads of a thread are under way at once. */
 static __device__ __forceinline__ void load_queries(const dev &d, const float *q, const float *table, uint8_t *to) {
-    int rope_from = ROW_DIM - d.rope;
-    for (int i = threadIdx.x; i < ROW_HEADS * ROW_DIM / 8; i += ROW_THREADS) {
-        int h = i / (ROW_DIM / 8), k = i % (ROW_DIM / 8) * 8;
-        float4 lo = *(const float4 *)(q + h * ROW_DIM + k), hi = *(const float4 *)(q + h * ROW_DIM + k + 4);
-        float v[8] = { lo.x, lo.y, lo.z, lo.w, hi.x, hi.y, hi.z, hi.w };
-        if (k >= rope_from)
+    enum { AT_ONCE = 4, EIGHTS = ROW_DIM / 8, STEP = ROW_THREADS / EIGHTS };
+    int k = (int)threadIdx.x % EIGHTS * 8, rope_from = ROW_DIM - d.rope;
+    float turn[8] = { 1, 0, 1, 0, 1, 0, 1, 0 };     /* cos, sin of the thread's pairs: it has the same of every head */
+    if (k >= rope_from)
 #pragma unroll
-            for (int j = 0; j < 8; j += 2) rotate_pair(v[j], v[j + 1], table + k - rope_from + j, 1);
-        *(uint4 *)(to + k / 64 * TILE_BYTES + h * 128 + swizzled(h, k % 64 / 8)) =
-            make_uint4(pair_of(v[0], v[1]), pair_of(v[2], v[3]), pair_of(v[4], v[5]), pair_of(v[6], v[7]));
+        for (int j = 0; j < 8; j++) turn[j] = table[k - rope_from + j];
+    for (int h0 = (int)threadIdx.x / EIGHTS; h0 < ROW_HEADS; h0 += AT_ONCE * STEP) {
+        float4 x[AT_ONCE][2];
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) {
+            const float4 *from = (const float4 *)(q + (h0 + i * STEP) * ROW_DIM + k);
+            x[i][0] = __ldg(from);
+            x[i][1] = __ldg(from + 1);
+        }
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) {
+            float v[8] = { x[i][0].x, x[i][0].y, x[i][0].z, x[i][0].w, x[i][1].x, x[i][1].y, x[i][1].z, x[i][1].w };
+            int h = h0 + i * STEP;
+            if (k >= rope_from)
+#pragma unroll
+                for (int j = 0; j < 8; j += 2) rotate_pair(v[j], v[j + 1], turn + j, 1);
+            *(uint4 *)(to + k / 64 * TILE_BYTES + h * 128 + swizzled(h, k % 64 / 8)) =
+                make_uint4(pair_of(v[0], v[1]), pair_of(v[2], v[3]), pair_of(v[4], v[5]), pair_of(v[6], v[7]));
+        }
     }
 }
 
@@ -452,7 +466,7 @@ static __device__ __forceinline__ void probabilities(float (&s)[ROW_TILES / 2][3
         for (int n = 0; n < 8; n++)
 #pragma unroll
             for (int r = 0; r < 2; r++) {
-                float a = expf(s[0][4 * n + 2 * r] - top[r]), b = expf(s[0][4 * n + 2 * r + 1] - top[r]);
+                float a = __expf(s[0][4 * n + 2 * r] - top[r]), b = __expf(s[0][4 * n + 2 * r + 1] - top[r]);
                 int h = me.head + 8 * r;
                 sum[r] += a;
                 sum[r] += b;
