@@ -14,40 +14,47 @@ enum { FEW_WARPS = SEGMENTS, FEW_N = 16, MANY_WARPS = 8, MANY_N = 128 };
 
 /* FP8 with a scale per 32 x 32 tile. */
 struct fp8_tiles {
-    enum { BLOCK_PIECES = 8, SCALED = 1, FEW_STAGES = 4, FEW_PER_SM = 2 };
-    const uint8_t *code, *scale;
+    enum { BLOCK_PIECES = 8, SCALED = 1, FEW_STAGES = 3, FEW_PER_SM = 3 };
+    const uint8_t *code, *scales;
     int64_t k_count, k_blocks;
-    __device__ fp8_tiles(const dev_weight &w) : code(w.data), scale(w.scale), k_count(w.cols), k_blocks(w.cols / 32) {}
+    __device__ fp8_tiles(const dev_weight &w) 
+        : code(w.data), scales(w.scale), k_count(w.cols), k_blocks(w.cols / 32) {}
     __device__ __forceinline__ const uint8_t *row_data(int64_t row) const { return code + row * k_count; }
     __device__ __forceinline__ int64_t row_bytes() const { return k_count; }
-    __device__ __forceinline__ const uint8_t *row_scale(int64_t row) const { return scale + row / 32 * k_blocks; }
+    __device__ __forceinline__ const uint8_t *row_scale(int64_t row) const { return scales + row / 32 * k_blocks; }
     static __device__ __forceinline__ int place(int row, int piece) { return piece ^ (row % 2 * 4 + row / 2 % 4); }
     typedef uint4 raw;
     static __device__ __forceinline__ raw read(const uint8_t *block, int row, int half, int t) {
         return *(const uint4 *)(block + row * 128 + place(row, 4 * half + t) * 16);
     }
-    /* i: the first or second eight */
-    static __device__ __forceinline__ void decode(const raw &r, uint8_t s, int i, uint32_t f[4]) {
-        e4m3_crossed(i ? r.z : r.x, i ? r.w : r.y, factor(s, E4M3_GAP), f);
+    struct scale : factor {
+        __device__ __forceinline__ scale(uint8_t b) : factor(b, E4M3_GAP) {}
+    };
+    static __device__ __forceinline__ void decode(const raw &r, const scale &s, int i, uint32_t f[4]) {
+        e4m3_crossed(i ? r.z : r.x, i ? r.w : r.y, s, f);
     }
 };
 
 /* MXFP4: a scale per row and 32. */
 struct fp4_rows {
     enum { BLOCK_PIECES = 4, SCALED = 1, FEW_STAGES = 8, FEW_PER_SM = 2 };
-    const uint8_t *code, *scale;
+    const uint8_t *code, *scales;
     int64_t k_count, k_blocks;
-    __device__ fp4_rows(const dev_weight &w) : code(w.data), scale(w.scale), k_count(w.cols), k_blocks(w.cols / 32) {}
+    __device__ fp4_rows(const dev_weight &w) 
+        : code(w.data), scales(w.scale), k_count(w.cols), k_blocks(w.cols / 32) {}
     __device__ __forceinline__ const uint8_t *row_data(int64_t row) const { return code + row * k_count / 2; }
     __device__ __forceinline__ int64_t row_bytes() const { return k_count / 2; }
-    __device__ __forceinline__ const uint8_t *row_scale(int64_t row) const { return scale + row * k_blocks; }
+    __device__ __forceinline__ const uint8_t *row_scale(int64_t row) const { return scales + row * k_blocks; }
     static __device__ __forceinline__ int place(int row, int piece) { return piece ^ row / 2 % 2 * 2; }
     typedef uint2 raw;
     static __device__ __forceinline__ raw read(const uint8_t *block, int row, int half, int t) {
         return *(const uint2 *)(block + row * 64 + place(row, 2 * half + t / 2) * 16 + t % 2 * 8);
     }
-    static __device__ __forceinline__ void decode(const raw &r, uint8_t s, int i, uint32_t f[4]) {
-        e2m1_crossed(i ? r.y : r.x, factor(s, E2M1_GAP), f);
+    struct scale : factor {
+        __device__ __forceinline__ scale(uint8_t b) : factor(b, E2M1_GAP) {}
+    };
+    static __device__ __forceinline__ void decode(const raw &r, const scale &s, int i, uint32_t f[4]) {
+        e2m1_crossed(i ? r.y : r.x, s, f);
     }
 };
 
@@ -66,7 +73,10 @@ struct bf16_rows {
         return raw{ { *(const uint4 *)(r + place(row, 8 * half + 2 * t) * 16),
                       *(const uint4 *)(r + place(row, 8 * half + 2 * t + 1) * 16) } };
     }
-    static __device__ __forceinline__ void decode(const raw &r, uint8_t, int i, uint32_t f[4]) {
+    struct scale {
+        __device__ __forceinline__ scale(uint8_t) {}
+    };
+    static __device__ __forceinline__ void decode(const raw &r, const scale &, int i, uint32_t f[4]) {
         uint4 v = r.v[i];
         f[0] = __byte_perm(v.x, v.z, 0x5410);
         f[1] = __byte_perm(v.x, v.z, 0x7632);
@@ -85,14 +95,13 @@ template <int LEFT> static __device__ __forceinline__ void copies_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
 }
 
-/* The four scales of a row's block from `block` of 32 on to shared memory, those out of K as 1. */
-static __device__ __forceinline__ void copy_scales(uint8_t *to, const uint8_t *row, int block, int blocks) {
-    if (blocks % 4 == 0) {
-        asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"((uint32_t)__cvta_generic_to_shared(to)),
-                     "l"(row + block));
+/* The four scales of a row's block to shared memory; those out of K, of which there are `left` still, as 1. */
+static __device__ __forceinline__ void copy_scales(uint8_t *to, const uint8_t *from, int left) {
+    if (left >= 4 && ((uintptr_t)from & 3) == 0) {
+        asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"((uint32_t)__cvta_generic_to_shared(to)), "l"(from));
         return;
     }
-    for (int i = 0; i < 4; i++) to[i] = block + i < blocks ? row[block + i] : 127;
+    for (int i = 0; i < 4; i++) to[i] = i < left ? from[i] : 127;
 }
 
 /* Blocks [first, last) of a segment. */
@@ -182,42 +191,55 @@ static __global__ void __launch_bounds__(32 * FEW_WARPS, TILES == 1 ? Weights::F
     if (!src.item(WIDTH, &it)) return;
     Weights w(it.w);
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    int blocks = (int)((w.k_count + K_BLOCK - 1) / K_BLOCK), k_blocks = (int)w.k_blocks;
-    int z_rows = (int)blockIdx.z * src.z_rows, n_count = (int)src.n_count, last = n_count - 1,
-        step = (int)gridDim.x * FEW_N, row_bytes = (int)w.row_bytes();
+    int blocks = (int)((w.k_count + K_BLOCK - 1) / K_BLOCK), z_rows = (int)blockIdx.z * src.z_rows,
+        n_count = (int)src.n_count, last = n_count - 1, step = (int)gridDim.x * FEW_N;
+    bool whole = w.k_count % K_BLOCK == 0;
     uint8_t *mine = stages + warp * stage::COUNT * stage::BYTES;
-    uint32_t mine_at = (uint32_t)__cvta_generic_to_shared(mine);
-    /* the stream: blocks [load_b, load_end) of the tile at load_n, into slot load_at; what this lane copies of each */
-    int load_n = (int)blockIdx.x * FEW_N - step, load_b = 0, load_end = 0, load_at = 0, load_turn = warp - 1;
+    /* the stream: `left` more blocks of the segment of the tile at load_n, the next from these addresses to slot load_to;
+     * what this lane copies of each */
+    int load_n = (int)blockIdx.x * FEW_N - step, load_turn = warp - 1, left = 0, load_to = 0, load_b = 0;
     const uint8_t *from[COPIES], *scales = NULL;
-    auto load_next = [&] {
-        while (load_b == load_end && load_n < n_count) {        /* a segment may be empty */
+    int place[COPIES];
+#pragma unroll
+    for (int i = 0; i < COPIES; i++) {
+        int r = i * ROWS_AT_ONCE + lane / PIECES;
+        place[i] = (r * PIECES + Weights::place(r, lane % PIECES)) * 16;
+    }
+    auto next_segment = [&] {
+        while (left == 0 && load_n < n_count) { /* a segment may be empty */
+            int end;
             load_n += step;
             load_turn = (load_turn + 1) % SEGMENTS;
-            segment(blocks, load_turn, &load_b, &load_end);
-            if (load_n >= n_count) break;
+            segment(blocks, load_turn, &load_b, &end);
+            if (load_n >= n_count) return;
+            left = end - load_b;
 #pragma unroll
             for (int i = 0; i < COPIES; i++) {
                 int row = load_n + i * ROWS_AT_ONCE + lane / PIECES;
-                from[i] = w.row_data(z_rows + (row < last ? row : last)) + lane % PIECES * 16;
+                from[i] = w.row_data(z_rows + (row < last ? row : last)) + (load_b * PIECES + lane % PIECES) * 16;
             }
             if (Weights::SCALED) {
                 int row = load_n + lane % FEW_N;
-                scales = w.row_scale(z_rows + (row < last ? row : last));
+                scales = w.row_scale(z_rows + (row < last ? row : last)) + 4 * load_b;
             }
         }
-        if (load_n < n_count) {
-            bool there = load_b * PIECES * 16 + lane % PIECES * 16 < row_bytes;
+    };
+    auto load_next = [&] {
+        if (left == 0) next_segment();
+        if (left) {
+            uint32_t to = (uint32_t)__cvta_generic_to_shared(mine) + (uint32_t)load_to;
+            bool there = whole || (load_b * PIECES + lane % PIECES) * 16 < (int)w.row_bytes();
 #pragma unroll
             for (int i = 0; i < COPIES; i++) {
-                int r = i * ROWS_AT_ONCE + lane / PIECES;
-                copy16(mine_at + load_at * stage::BYTES + (r * PIECES + Weights::place(r, lane % PIECES)) * 16,
-                       from[i] + load_b * PIECES * 16, there);
+                copy16(to + (uint32_t)place[i], from[i], there);
+                from[i] += PIECES * 16;
             }
             if (Weights::SCALED && lane < FEW_N)
-                copy_scales(mine + load_at * stage::BYTES + stage::CODES + lane * 4, scales, load_b * 4, k_blocks);
+                copy_scales(mine + load_to + stage::CODES + lane * 4, scales, whole ? 4 : (int)w.k_blocks - 4 * load_b);
+            if (Weights::SCALED) scales += 4;
+            load_to = load_to + stage::BYTES == stage::COUNT * stage::BYTES ? 0 : load_to + stage::BYTES;
             load_b++;
-            load_at = load_at + 1 == stage::COUNT ? 0 : load_at + 1;
+            left--;
         }
         copies_commit();
     };
@@ -241,26 +263,24 @@ static __global__ void __launch_bounds__(32 * FEW_WARPS, TILES == 1 ? Weights::F
             for (int e = 0; e < 4; e++) x[e] = *(const uint4 *)(xr[0] + b * K_BLOCK + e / 2 * 64 + e % 2 * 8);
             copies_wait<stage::COUNT - 2>();
             __syncwarp();
-            const uint8_t *codes = mine + at * stage::BYTES;
-            at = at + 1 == stage::COUNT ? 0 : at + 1;
-            typename Weights::raw raw[2];
-            uint8_t s[2] = { 127, 127 };
+            const uint8_t *codes = mine + at;
+            at = at + stage::BYTES == stage::COUNT * stage::BYTES ? 0 : at + stage::BYTES;
 #pragma unroll
-            for (int e = 0; e < 4; e++) {
-                if (e % 2 == 0)
+            for (int half = 0; half < 2; half++) {
+                typename Weights::raw r0 = Weights::read(codes, g, half, t), r1 = Weights::read(codes, g + 8, half, t);
+                const uint8_t *s = codes + stage::CODES + g * 4 + half * 2 + t / 2;
+                typename Weights::scale s0(Weights::SCALED ? s[0] : 0), s1(Weights::SCALED ? s[32] : 0);
 #pragma unroll
-                    for (int r = 0; r < 2; r++) {
-                        raw[r] = Weights::read(codes, g + 8 * r, e / 2, t);
-                        if (Weights::SCALED) s[r] = codes[stage::CODES + (g + 8 * r) * 4 + e / 2 * 2 + t / 2];
+                for (int i = 0; i < 2; i++) {
+                    uint32_t f0[4], f1[4];
+                    Weights::decode(r0, s0, i, f0);
+                    Weights::decode(r1, s1, i, f1);
+#pragma unroll
+                    for (int n = 0; n < TILES; n++) {
+                        uint4 v = n == 0 ? x[2 * half + i] : *(const uint4 *)(xr[n] + b * K_BLOCK + half * 64 + i * 8);
+                        mma(acc[n], f0[0], f1[0], f0[1], f1[1], v.x, v.y);
+                        mma(acc[n], f0[2], f1[2], f0[3], f1[3], v.z, v.w);
                     }
-                uint32_t f0[4], f1[4];
-                Weights::decode(raw[0], s[0], e % 2, f0);
-                Weights::decode(raw[1], s[1], e % 2, f1);
-#pragma unroll
-                for (int n = 0; n < TILES; n++) {
-                    uint4 v = n == 0 ? x[e] : *(const uint4 *)(xr[n] + b * K_BLOCK + e / 2 * 64 + e % 2 * 8);
-                    mma(acc[n], f0[0], f1[0], f0[1], f1[1], v.x, v.y);
-                    mma(acc[n], f0[2], f1[2], f0[3], f1[3], v.z, v.w);
                 }
             }
             __syncwarp();                       /* the slot before this one may be written */
@@ -344,8 +364,8 @@ static __global__ void __launch_bounds__(32 * MANY_WARPS, 1) many_kernel(source 
             copy16(to + w_to + i * W_STEP * W_PIECES * 16, w_from[i] + block * W_PIECES * 16,
                    block * W_PIECES * 16 < w_left);
         if (Weights::SCALED && threadIdx.x < MANY_N)
-            copy_scales(stages + block % stage::COUNT * stage::BYTES + stage::SCALES + threadIdx.x * 4, scales,
-                        block * 4, (int)w.k_blocks);
+            copy_scales(stages + block % stage::COUNT * stage::BYTES + stage::SCALES + threadIdx.x * 4,
+                        scales + 4 * block, (int)w.k_blocks - 4 * block);
     };
     for (int b = 0; b < stage::COUNT - 1; b++) {
         if (b < blocks) load(b);
@@ -367,8 +387,8 @@ static __global__ void __launch_bounds__(32 * MANY_WARPS, 1) many_kernel(source 
     /* values 64 (i / 2) + 16 t + 8 (i % 2) on of a block */
     auto decode = [&](int i, uint32_t (&to)[2][4]) {
         uint32_t f0[4], f1[4];
-        Weights::decode(raw[i / 2][0], s[i / 2][0], i % 2, f0);
-        Weights::decode(raw[i / 2][1], s[i / 2][1], i % 2, f1);
+        Weights::decode(raw[i / 2][0], typename Weights::scale(s[i / 2][0]), i % 2, f0);
+        Weights::decode(raw[i / 2][1], typename Weights::scale(s[i / 2][1]), i % 2, f1);
 #pragma unroll
         for (int k = 0; k < 2; k++) {
             to[k][0] = f0[2 * k];
