@@ -156,22 +156,23 @@ WHERE r.phase = 'profiling' AND r.error = '' AND u.backend <> 'imported'
 GROUP BY r.run_id, r.miss ORDER BY r.run_id, r.miss;
 
 CREATE VIEW v_steps AS                      -- per run: how full and how busy the steps were; steps of all phases
-SELECT u.run_id, u.label, COUNT(s.step_id) AS steps, SUM(s.trimmed) AS trimmed_steps,
+SELECT u.run_id, u.label, COALESCE(SUM(s.steps), 0) AS steps, SUM(s.trimmed) AS trimmed_steps,
        SUM(s.rows) AS rows, SUM(s.prefill_rows) AS prefill_rows, SUM(s.decode_rows) AS decode_rows,
        SUM(s.replayed_rows) AS replayed_rows, SUM(s.kept_rows) AS kept_rows,
-       CAST(SUM(s.rows) AS REAL) / COUNT(s.step_id) AS rows_per_step,
-       CAST(SUM(s.entries) AS REAL) / COUNT(s.step_id) AS entries_per_step,
+       CAST(SUM(s.rows) AS REAL) / SUM(s.steps) AS rows_per_step,
+       CAST(SUM(s.entries) AS REAL) / SUM(s.steps) AS entries_per_step,
        CAST(SUM(s.replayed_rows) AS REAL) / NULLIF(SUM(s.prefill_rows), 0) AS replayed_share,
        CAST(SUM(s.kept_rows) AS REAL) / NULLIF(SUM(s.rows), 0) AS kept_share,
-       SUM(s.duration_ns) AS busy_ns, MAX(s.start_ns + s.duration_ns) - MIN(s.start_ns) AS span_ns,
-       CAST(SUM(s.duration_ns) AS REAL) / NULLIF(MAX(s.start_ns + s.duration_ns) - MIN(s.start_ns), 0) AS busy_share,
+       SUM(s.duration_ns) AS busy_ns, MAX(s.end_ns) - MIN(s.start_ns) AS span_ns,
+       CAST(SUM(s.duration_ns) AS REAL) / NULLIF((MAX(s.end_ns) - MIN(s.start_ns)) * COUNT(DISTINCT s.engine), 0)
+           AS busy_share,
        SUM(s.rows) * 1e9 / NULLIF(SUM(s.duration_ns), 0) AS rows_per_busy_s,
        SUM(s.plan_ns) AS plan_ns, MAX(s.waiting) AS waiting_max, MAX(s.running) AS running_max
 FROM runs u LEFT JOIN steps s USING (run_id)
 GROUP BY u.run_id ORDER BY u.run_id;
 
 CREATE VIEW v_memory AS                     -- per run: peaks of cache memory over the steps of all phases
-SELECT u.run_id, u.label, COUNT(s.step_id) AS steps, MAX(s.kv_bytes_used) AS kv_bytes_peak,
+SELECT u.run_id, u.label, COALESCE(SUM(s.steps), 0) AS steps, MAX(s.kv_bytes_used) AS kv_bytes_peak,
        MAX(s.window_bytes_stored) AS window_bytes_peak,
        CAST(MAX(s.window_bytes_stored) AS REAL) / NULLIF(MAX(s.kv_bytes_used), 0) AS window_per_kv,
        MIN(s.pages_free) AS pages_free_min, MAX(s.pages_cached) AS pages_cached_max, u.plan_total_bytes

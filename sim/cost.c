@@ -61,6 +61,23 @@ double cedar_cost_weight_bytes(const cedar_config *c, bool tables) {
     return (double)(p.weight_bytes - (tables ? 0 : p.engram_table_bytes));
 }
 
+static double larger(double a, double b) { return a > b ? a : b; }
+static double smaller(double a, double b) { return a < b ? a : b; }
+
+static void find_kinds(cedar_cost *k) {
+    const cedar_config *c = k->c;
+    for (int32_t i = 0; i < c->layers; i++) {
+        bool scores = c->is_index_source[i], pooled = c->candidate_source >= 0 && i > c->candidate_source;
+        uint32_t n = 0;
+        while (n < k->kind_count && (k->kinds[n].ratio != c->ratio[i] || k->kinds[n].scores != scores ||
+                                     k->kinds[n].pooled != (scores && pooled))) n++;
+        if (n == k->kind_count)
+            k->kinds[k->kind_count++] =
+                (cedar_cost_kind){ .ratio = c->ratio[i], .scores = scores, .pooled = scores && pooled };
+        k->kind[i] = (uint8_t)n;
+    }
+}
+
 /* E4M3 codes with a scale byte per 32x32 tile; E2M1 nibbles with one per 32 (spec/model.md 3.2, 3.3). */
 static double fp8_bytes(double parameters) { return parameters * (1 + 1.0 / 1024); }
 static double fp4_bytes(double parameters) { return parameters * (0.5 + 1.0 / 32); }
@@ -87,71 +104,144 @@ cedar_status cedar_cost_make(const cedar_config *c, const cedar_hardware *hw, ce
         .window_key_bytes = c->head_dim + c->head_dim / 32.0,
         .index_key_bytes = c->index_dim / 2.0 + c->index_dim / 32.0,
     };
+    find_kinds(out);
     return CEDAR_OK;
 }
 
-static double larger(double a, double b) { return a > b ? a : b; }
-static double smaller(double a, double b) { return a < b ? a : b; }
-
-/* Sums over a plan's rows: how many run in a layer group, and their contexts. */
+/* Sums over rows: how many run in a layer group, and their contexts. */
 typedef struct rows_sum {
-    double rows, context;           /* context: sum of positions seen, pos + 1 per row */
+    double rows, context;
 } rows_sum;
 
-static void add_rows(rows_sum *s, uint32_t pos, uint32_t rows) {
-    s->rows += rows;
-    s->context += (double)rows * pos + (double)rows * ((double)rows + 1) / 2;
+static void add_rows(double *sum, double *context, uint32_t pos, uint32_t rows) {
+    *sum += rows;
+    *context += (double)rows * pos + (double)rows * ((double)rows + 1) / 2;
 }
 
-/* Entries scored by one index source: all that are visible, or inside the candidate pool. */
-static double scored_entries(const cedar_cost *k, int32_t layer, const rows_sum *s) {
+void cedar_cost_load_add(cedar_cost_load *load, uint32_t pos, uint32_t rows, uint32_t kept) {
+    add_rows(&load->rows, &load->context, pos, rows);
+    add_rows(&load->kept_rows, &load->kept_context, pos + rows - kept, kept);
+    load->trimmed |= kept < rows;
+}
+
+/* What one layer of a kind adds beside its weights and matrix operations. */
+typedef struct kind_price {
+    double attention_ns, indexer_ns, key_bytes, core, scan_bytes, score;
+} kind_price;
+
+static double bandwidth(const cedar_cost *k) {
+    return k->hw.gpus * k->hw.copy_bytes_s * k->hw.memory_efficiency;
+}
+
+static void price_kinds(const cedar_cost *k, const rows_sum *s, kind_price *out) {
     const cedar_config *c = k->c;
-    double visible = s->context / c->ratio[layer];
-    if (c->candidate_source < 0 || layer <= c->candidate_source) return visible;
-    return smaller(visible, s->rows * (double)c->candidate_blocks * c->candidate_block);
+    double bw = bandwidth(k), mean = s->context / s->rows;
+    for (uint32_t n = 0; n < k->kind_count; n++) {
+        int32_t ratio = k->kinds[n].ratio;
+        double keys = smaller(mean, c->window), chosen = ratio > 0 ? smaller(mean / ratio, c->index_topk) : 0;
+        kind_price p = { 0 };
+        p.key_bytes = s->rows * (keys * k->window_key_bytes + (ratio > 0 ? chosen * k->kv_key_bytes : 0));
+        if (ratio > 0) keys += chosen;
+        p.core = s->rows * keys * k->core_flop;
+        p.attention_ns =
+            larger(p.key_bytes / bw, p.core / (k->hw.gpus * k->hw.attention_flop_s * k->hw.attention_efficiency)) * 1e9;
+        if (k->kinds[n].scores) {
+            /* entries scored: all that are visible, or those inside the candidate pool */
+            double entries = s->context / ratio;
+            if (k->kinds[n].pooled)
+                entries = smaller(entries, s->rows * (double)c->candidate_blocks * c->candidate_block);
+            p.score = entries * k->score_flop;
+            /* rows of one prompt share the keys they scan; the bytes of a scan count once per 64 rows */
+            p.scan_bytes = entries * k->index_key_bytes / larger(1, smaller(s->rows, 64));
+            p.indexer_ns =
+                larger(p.scan_bytes / bw, p.score / (k->hw.gpus * k->hw.indexer_flop_s * k->hw.indexer_efficiency)) *
+                1e9;
+        }
+        out[n] = p;
+    }
 }
 
 typedef struct price {
     double weights_ns, matmul_ns, dense_ns, attention_ns, indexer_ns, layers, bytes, flop;
 } price;
 
-/* Adds layers [first, last) run on rows `s`. Weights are read once; per-row work adds up. */
-static void add_layers(const cedar_cost *k, int32_t first, int32_t last, const rows_sum *s, price *p) {
+/* A stretch of layers that run on the same rows. */
+typedef struct group {
+    int32_t first, last;            /* [first, last) */
+    const rows_sum *rows;
+    const kind_price *kinds;
+} group;
+
+/* Weights are read once; per-row work adds up. */
+static void add_dense(const cedar_cost *k, const group *g, price *p) {
     const cedar_config *c = k->c;
-    if (s->rows <= 0 || last <= first) return;
-    double bw = k->hw.gpus * k->hw.copy_bytes_s * k->hw.memory_efficiency, layers = last - first;
-    double bytes = layers * (k->layer_bytes + cedar_cost_experts_touched(c, (uint32_t)s->rows) * k->expert_bytes);
-    double flop = layers * s->rows * k->layer_flop, mean = s->context / s->rows;
-    for (int32_t i = first; i < last; i++) {
-        double keys = smaller(mean, c->window);
+    double layers = g->last - g->first, rows = g->rows->rows;
+    double bytes = layers * (k->layer_bytes + cedar_cost_experts_touched(c, (uint32_t)rows) * k->expert_bytes);
+    double flop = layers * rows * k->layer_flop;
+    for (int32_t i = g->first; i < g->last; i++) {
         if (c->is_kv_source[i]) bytes += k->source_bytes;
-        if (c->ratio[i] > 0) keys += smaller(mean / c->ratio[i], c->index_topk);
-        double key_bytes =
-            s->rows * (smaller(mean, c->window) * k->window_key_bytes +
-                       (c->ratio[i] > 0 ? smaller(mean / c->ratio[i], c->index_topk) * k->kv_key_bytes : 0));
-        double core = s->rows * keys * k->core_flop;
-        p->attention_ns +=
-            larger(key_bytes / bw, core / (k->hw.gpus * k->hw.attention_flop_s * k->hw.attention_efficiency)) * 1e9;
-        p->bytes += key_bytes;
-        p->flop += core;
-        if (!c->is_index_source[i]) continue;
-        bytes += k->index_bytes;
-        double entries = scored_entries(k, i, s), score = entries * k->score_flop;
-        /* rows of one prompt share the keys they scan; the bytes of a scan count once per 64 rows */
-        double scan_bytes = entries * k->index_key_bytes / larger(1, smaller(s->rows, 64));
-        p->indexer_ns +=
-            larger(scan_bytes / bw, score / (k->hw.gpus * k->hw.indexer_flop_s * k->hw.indexer_efficiency)) * 1e9;
-        p->bytes += scan_bytes;
-        p->flop += score;
+        if (c->is_index_source[i]) bytes += k->index_bytes;
     }
-    double weights_ns = bytes / bw * 1e9,
+    double weights_ns = bytes / bandwidth(k) * 1e9,
            matmul_ns = flop / (k->hw.gpus * k->hw.matmul_flop_s * k->hw.matmul_efficiency) * 1e9;
     p->weights_ns += weights_ns;
     p->matmul_ns += matmul_ns;
     p->dense_ns += larger(weights_ns, matmul_ns);
-    p->layers += layers;
     p->bytes += bytes;
     p->flop += flop;
+}
+
+static void add_attention(const cedar_cost *k, const group *g, price *p) {
+    for (int32_t i = g->first; i < g->last; i++) p->attention_ns += g->kinds[k->kind[i]].attention_ns;
+}
+
+static void add_indexer(const cedar_cost *k, const group *g, price *p) {
+    for (int32_t i = g->first; i < g->last; i++)
+        if (k->c->is_index_source[i]) p->indexer_ns += g->kinds[k->kind[i]].indexer_ns;
+}
+
+static bool same_attention(const cedar_cost *k, const group *g, const double *known) {
+    for (uint32_t n = 0; n < k->kind_count; n++)
+        if (g->kinds[n].attention_ns != known[n]) return false;
+    return true;
+}
+
+/* Sums are taken in the order of layers, with and without a memo, so that both give the same bits. */
+static void add_group(const cedar_cost *k, int number, const group *g, cedar_cost_memo *memo, price *p) {
+    if (g->rows->rows <= 0 || g->last <= g->first) return;
+    p->layers += g->last - g->first;
+    if (!memo) {
+        add_dense(k, g, p);
+        add_attention(k, g, p);
+        add_indexer(k, g, p);
+        return;
+    }
+    if (memo->group[number].rows != g->rows->rows) {
+        price own = { 0 };
+        add_dense(k, g, &own);
+        memo->group[number].rows = g->rows->rows;
+        memo->group[number].dense_ns = own.dense_ns;
+    }
+    p->dense_ns += memo->group[number].dense_ns;
+    double *known = memo->group[number].attention, from = p->attention_ns;
+    if (memo->group[number].attention_from == from && same_attention(k, g, known)) {
+        p->attention_ns = memo->group[number].attention_ns;
+    } else {
+        add_attention(k, g, p);
+        for (uint32_t n = 0; n < k->kind_count; n++) known[n] = g->kinds[n].attention_ns;
+        memo->group[number].attention_from = from;
+        memo->group[number].attention_ns = p->attention_ns;
+    }
+    add_indexer(k, g, p);
+}
+
+/* Bytes and operations of attention and index scores, for the parts. */
+static void count_parts(const cedar_cost *k, const group *g, price *p) {
+    for (int32_t i = g->first; i < g->last && g->rows->rows > 0; i++) {
+        const kind_price *n = &g->kinds[k->kind[i]];
+        p->bytes += n->key_bytes + n->scan_bytes;
+        p->flop += n->core + n->score;
+    }
 }
 
 static int64_t whole(double ns) { return (int64_t)(ns + 0.5); }
@@ -182,29 +272,47 @@ static int64_t total_of(const cedar_cost *k, const price *p, double rows, double
     return whole(total);
 }
 
-int64_t cedar_cost_step_ns(const cedar_cost *k, const cedar_step_plan *plan, cedar_cost_parts *parts) {
-    rows_sum all = { 0, 0 }, kept = { 0, 0 };
-    for (uint32_t i = 0; i < plan->entry_count; i++) {
-        const cedar_plan_entry *e = &plan->entries[i];
-        add_rows(&all, e->pos, e->rows);
-        add_rows(&kept, e->pos + e->rows - e->kept, e->kept);
-    }
-    bool trimmed = plan->trimmed && k->graphs != CEDAR_GRAPHS_FULL;
+static int64_t price_load(const cedar_cost *k, cedar_cut cut_mode, const cedar_cost_load *load, cedar_cost_memo *memo,
+                          cedar_cost_parts *parts) {
+    const rows_sum all = { load->rows, load->context }, kept = { load->kept_rows, load->kept_context };
+    bool trimmed = load->trimmed && k->graphs != CEDAR_GRAPHS_FULL;
+    kind_price kinds[CEDAR_COST_KINDS], late_kinds[CEDAR_COST_KINDS];
     const rows_sum *late = trimmed ? &kept : &all;
+    price_kinds(k, &all, kinds);
+    if (trimmed) price_kinds(k, &kept, late_kinds);
     int32_t cut = k->c->cut;
+    const kind_price *behind = trimmed ? late_kinds : kinds;
+    bool whole_cut = cut_mode == CEDAR_CUT_AFTER;
+    const group groups[CEDAR_COST_GROUPS] = {
+        { 0, cut, &all, kinds },
+        { cut, cut + 1, whole_cut ? &all : late, whole_cut ? kinds : behind },
+        { cut + 1, k->c->layers, late, behind } };
     price p = { 0 };
-    add_layers(k, 0, cut, &all, &p);
-    add_layers(k, cut, cut + 1, plan->cut == CEDAR_CUT_AFTER ? &all : late, &p);
-    add_layers(k, cut + 1, k->c->layers, late, &p);
-    return total_of(k, &p, all.rows, plan->logits, trimmed, parts);
+    for (int i = 0; i < CEDAR_COST_GROUPS; i++) add_group(k, i, &groups[i], memo, &p);
+    for (int i = 0; i < CEDAR_COST_GROUPS && parts; i++) count_parts(k, &groups[i], &p);
+    return total_of(k, &p, all.rows, load->logits, trimmed, parts);
+}
+
+int64_t cedar_cost_load_ns(const cedar_cost *k, cedar_cut cut, const cedar_cost_load *load, cedar_cost_memo *memo) {
+    return price_load(k, cut, load, memo, NULL);
+}
+
+int64_t cedar_cost_step_ns(const cedar_cost *k, const cedar_step_plan *plan, cedar_cost_parts *parts) {
+    cedar_cost_load load = { .logits = plan->logits };
+    for (uint32_t i = 0; i < plan->entry_count; i++)
+        cedar_cost_load_add(&load, plan->entries[i].pos, plan->entries[i].rows, plan->entries[i].kept);
+    load.trimmed = plan->trimmed;
+    return price_load(k, plan->cut, &load, NULL, parts);
 }
 
 int64_t cedar_cost_predict_ns(const cedar_cost *k, uint32_t decode_rows, uint32_t context_mean, uint32_t prefill_rows,
                               uint32_t prefill_pos) {
     rows_sum s = { decode_rows, (double)decode_rows * context_mean };
-    add_rows(&s, prefill_pos, prefill_rows);
+    add_rows(&s.rows, &s.context, prefill_pos, prefill_rows);
     if (s.rows <= 0) return 0;
+    kind_price kinds[CEDAR_COST_KINDS];
+    price_kinds(k, &s, kinds);
     price p = { 0 };
-    add_layers(k, 0, k->c->layers, &s, &p);
+    add_group(k, 0, &(group){ 0, k->c->layers, &s, kinds }, NULL, &p);
     return total_of(k, &p, s.rows, s.rows, false, NULL);
 }

@@ -213,6 +213,21 @@ static cedar_status open_buffers(run *r, cedar_err *err) {
     return cedar_fail(err, CEDAR_E_OOM, "no memory for steps of %u sequences", e->seq_count);
 }
 
+static cedar_status open_engine(run *r, cedar_err *err) {
+    cedar_status st = cedar_engine_open(r->model, &r->engine_opts, &r->engine, err);
+    if (st) return st;
+    r->engine_opts.backend = cedar_engine_options(r->engine)->backend;
+    st = open_cache(r, err);
+    if (!st) st = open_quality(r, err);
+    return st ? st : open_buffers(r, err);
+}
+
+static cedar_status open_modelled(run *r, cedar_err *err) {
+    cedar_status st = cedar_prefixes_new(r->prompts, r->corpus, r->engine_opts.page_tokens, !r->lane_rules.no_salt,
+                                         &r->prefixes, err);
+    return st ? st : run_modelled_new(r, &r->modelled, err);
+}
+
 cedar_status cedar_run_open(run *r, cedar_err *err) {
     const cedar_run_opts *o = r->opts;
     cedar_status st = cedar_opts_check(o, err);
@@ -233,11 +248,8 @@ cedar_status cedar_run_open(run *r, cedar_err *err) {
     make_engine_opts(r);
     st = cedar_plan_memory(r->config, &r->engine_opts, &r->memory, err);
     if (!st) st = make_cost(r, err);
-    if (!st) st = cedar_engine_open(r->model, &r->engine_opts, &r->engine, err);
-    if (!st) st = open_cache(r, err);
-    if (!st) st = open_quality(r, err);
-    if (!st) st = open_buffers(r, err);
-    return st;
+    if (st) return st;
+    return cedar_run_backend(o) == CEDAR_BACKEND_NONE ? open_modelled(r, err) : open_engine(r, err);
 }
 
 /* --- closing ------------------------------------------------------------------------------------------------------ */
@@ -254,6 +266,8 @@ void cedar_request_free(run *r, cedar_request *q) {
 void cedar_run_close(run *r) {
     for (uint32_t i = 0; i < r->running_count; i++) cedar_request_free(r, r->running[i]);
     for (size_t i = 0; i < r->waiting_count; i++) cedar_request_free(r, r->waiting[i]);
+    run_modelled_free(r->modelled);
+    cedar_prefixes_free(r->prefixes);
     cedar_cache_free(r->cache);
     cedar_quality_close(r->quality);
     cedar_engine_close(r->engine);

@@ -126,6 +126,8 @@ static cedar_request_row request_row(int64_t run, int64_t id, double arrival, do
 static cedar_step_row step_row(int64_t run, int64_t id) {
     return (cedar_step_row){ .run_id = run,
                              .step_id = id,
+                             .steps = 1,
+                             .engine = 1,
                              .entries = 1,
                              .decode_entries = 1,
                              .rows = 1,
@@ -135,6 +137,7 @@ static cedar_step_row step_row(int64_t run, int64_t id) {
                              .start_sched_ns = id * MS,
                              .end_sched_ns = id * MS + MS,
                              .start_ns = id * MS,
+                             .end_ns = id * MS + MS / 2 + id,
                              .duration_ns = MS / 2 + id };
 }
 
@@ -1083,6 +1086,8 @@ static void fake_steps(fake *f, const cedar_request_row *r, int n) {
     for (int64_t t = 0; t < end; t += step_ns) {
         cedar_step_row s = { .run_id = f->run,
                              .step_id = ++id,
+                             .steps = 1,
+                             .engine = 1,
                              .graph = "none",
                              .start_sched_ns = t,
                              .end_sched_ns = t + step_ns,
