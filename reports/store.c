@@ -446,7 +446,8 @@ cedar_status cedar_store_create(const char *path, bool replace, cedar_store **ou
     if (!st) st = claim_file(path, err);
     if (!st) {
         claimed = true;
-        st = reports_db_open(path, SQLITE_OPEN_READWRITE, &s->db, err);
+        /* one thread writes: without a mutex around every value that is bound */
+        st = reports_db_open(path, SQLITE_OPEN_READWRITE | SQLITE_OPEN_NOMUTEX, &s->db, err);
     }
     if (!st) {
         sqlite3_busy_timeout(s->db, BUSY_TIMEOUT_MS);

@@ -2,8 +2,10 @@
  *
  * What cache.c keeps as one node per page is here one run per stretch of pages that were added together: where pages
  * are told apart by names, not tokens, and have no ids, all pages of a run are used, pinned and given up alike, the
- * deepest first. The order of eviction is that of cache.c, page for page: a list of unpinned runs by their last use,
- * where every use of a run is a use of its whole path, deepest run first.
+ * deepest first. The order of eviction is that of cache.c, page for page, without walking paths: a use of a run is a
+ * use of its whole path, so a run was last used when the last of those behind it was. The recency list therefore only
+ * holds runs where uses ended. One that comes to its front while there are runs behind it was used since, and leaves the
+ * list; and when the last run behind one is given up, that one was used no later, and takes its place.
  *
  * Runs lie on the edges of the corpus (sim/prefixes.c). An edge's cached pages are its first `cached`, and pages behind
  * an edge's end are cached only when all of the edge is. `ever` is the most pages an edge has had: it tells a page that
@@ -38,7 +40,8 @@ typedef struct run {
     uint32_t edge;              /* in the corpus */
     cedar_ledger_tree *tree;    /* NULL: its edge is shared by all sessions */
     uint32_t count, end;        /* pages in it, and in its whole path */
-    uint32_t pins, below;       /* below: runs behind it */
+    uint32_t pins, below;       /* pins that end at it; runs behind it */
+    bool listed;                /* in the recency list */
     uint32_t depth, path_depth; /* provenance: its own, and the largest on its path */
     uint64_t snap_bytes;        /* stored windows at its end, 0 = none */
     links recency, snaps;
@@ -58,18 +61,32 @@ struct cedar_ledger {
 
 /* --- lists -------------------------------------------------------------------------------------------------------- */
 
-static void recency_remove(cedar_ledger *l, run *r) {
+static void recency_remove(cedar_ledger *l, int32_t i) {
+    run *r = &l->runs[i];
+    if (!r->listed) return;
     if (r->recency.older == NONE) l->recency.oldest = r->recency.newer;
     else l->runs[r->recency.older].recency.newer = r->recency.newer;
     if (r->recency.newer == NONE) l->recency.newest = r->recency.older;
     else l->runs[r->recency.newer].recency.older = r->recency.older;
+    r->listed = false;
 }
 
-static void recency_append(cedar_ledger *l, int32_t i) {
+/* The run's path becomes the most recently used. */
+static void touch(cedar_ledger *l, int32_t i) {
+    recency_remove(l, i);
+    l->runs[i].listed = true;
     l->runs[i].recency = (links){ .older = l->recency.newest, .newer = NONE };
     if (l->recency.newest == NONE) l->recency.oldest = i;
     else l->runs[l->recency.newest].recency.newer = i;
     l->recency.newest = i;
+}
+
+static void put_first(cedar_ledger *l, int32_t i) {
+    l->runs[i].listed = true;
+    l->runs[i].recency = (links){ .older = NONE, .newer = l->recency.oldest };
+    if (l->recency.oldest == NONE) l->recency.newest = i;
+    else l->runs[l->recency.oldest].recency.older = i;
+    l->recency.oldest = i;
 }
 
 static void snaps_remove(cedar_ledger *l, run *r) {
@@ -108,12 +125,12 @@ static void tree_free_when_empty(cedar_ledger_tree *t) {
     if (t->ended && !t->pages) cedar_free(t);
 }
 
-/* Takes a run's last pages away. */
-static void shrink(cedar_ledger *l, int32_t i, uint32_t pages);
+/* Gives up pages of the oldest run; false when all are pinned. */
+static bool evict(cedar_ledger *l, uint32_t most);
 
 void cedar_ledger_free(cedar_ledger *l) {
     if (!l) return;
-    while (l->recency.oldest != NONE) shrink(l, l->recency.oldest, l->runs[l->recency.oldest].count);
+    while (evict(l, UINT32_MAX)) continue;
     cedar_free(l->shared);
     cedar_free(l->runs);
     cedar_free(l);
@@ -172,24 +189,14 @@ void cedar_ledger_find(const cedar_ledger *l, const cedar_ledger_tree *t, uint32
 
 /* --- using -------------------------------------------------------------------------------------------------------- */
 
+/* What lies before a pinned run has runs behind it, so that it is safe too. */
 void cedar_ledger_pin(cedar_ledger *l, int32_t i) {
-    for (; i != NONE; i = l->runs[i].up)
-        if (l->runs[i].pins++ == 0) recency_remove(l, &l->runs[i]);
+    if (l->runs[i].pins++ == 0) recency_remove(l, i);
 }
 
 void cedar_ledger_unpin(cedar_ledger *l, int32_t i) {
-    for (; i != NONE; i = l->runs[i].up) {
-        CEDAR_ASSERT(l->runs[i].pins > 0);
-        if (--l->runs[i].pins == 0) recency_append(l, i);
-    }
-}
-
-/* The path becomes the most recently used, its first run last. Pinned runs are in no list, nor are those before one. */
-static void touch(cedar_ledger *l, int32_t i) {
-    for (; i != NONE && !l->runs[i].pins; i = l->runs[i].up) {
-        recency_remove(l, &l->runs[i]);
-        recency_append(l, i);
-    }
+    CEDAR_ASSERT(l->runs[i].pins > 0);
+    if (--l->runs[i].pins == 0) touch(l, i);
 }
 
 /* --- giving up ---------------------------------------------------------------------------------------------------- */
@@ -202,6 +209,7 @@ static void snap_drop(cedar_ledger *l, int32_t i) {
     r->snap_bytes = 0;
 }
 
+/* Takes the last pages of a run away. */
 static void shrink(cedar_ledger *l, int32_t i, uint32_t pages) {
     run *r = &l->runs[i];
     cedar_ledger_tree *t = r->tree;
@@ -214,9 +222,10 @@ static void shrink(cedar_ledger *l, int32_t i, uint32_t pages) {
     l->cached_pages -= pages;
     l->free_pages += pages;
     if (!r->count) {
-        s->run = r->up != NONE && l->runs[r->up].edge == r->edge && l->runs[r->up].tree == t ? r->up : NONE;
-        if (r->up != NONE) l->runs[r->up].below--;
-        recency_remove(l, r);
+        int32_t up = r->up;
+        s->run = up != NONE && l->runs[up].edge == r->edge ? up : NONE;
+        recency_remove(l, i);
+        if (up != NONE && --l->runs[up].below == 0 && !l->runs[up].pins && !l->runs[up].listed) put_first(l, up);
         *r = (run){ .up = l->unused };
         l->unused = i;
         l->run_count--;
@@ -226,12 +235,16 @@ static void shrink(cedar_ledger *l, int32_t i, uint32_t pages) {
     tree_free_when_empty(t);
 }
 
+static bool evict(cedar_ledger *l, uint32_t most) {
+    while (l->recency.oldest != NONE && l->runs[l->recency.oldest].below) recency_remove(l, l->recency.oldest);
+    int32_t i = l->recency.oldest;
+    if (i == NONE) return false;
+    shrink(l, i, most < l->runs[i].count ? most : l->runs[i].count);
+    return true;
+}
+
 void cedar_ledger_take(cedar_ledger *l, uint32_t pages, bool *there) {
-    while (l->free_pages < pages && l->recency.oldest != NONE) {
-        int32_t i = l->recency.oldest;
-        uint32_t need = pages - l->free_pages;
-        shrink(l, i, need < l->runs[i].count ? need : l->runs[i].count);
-    }
+    while (l->free_pages < pages && evict(l, pages - l->free_pages)) continue;
     *there = l->free_pages >= pages;
     if (*there) l->free_pages -= pages;
 }
@@ -269,7 +282,6 @@ static cedar_status fill(cedar_ledger *l, cedar_ledger_tree *t, uint32_t e, uint
     l->runs[i] = (run){ .up = up, .edge = e, .tree = edge->salted ? t : NULL, .count = more, .end = edge->end,
                         .depth = depth, .path_depth = depth > above ? depth : above };
     if (up != NONE) l->runs[up].below++;
-    recency_append(l, i);
     l->run_count++;
     l->free_pages -= more;
     l->cached_pages += more;
@@ -309,7 +321,7 @@ cedar_status cedar_ledger_keep(cedar_ledger *l, cedar_ledger_tree *t, uint32_t e
     if (st) return st;
     int32_t end = state_of(l, t, edge)->run;
     if (snap_bytes) snap_put(l, end, snap_bytes);
-    touch(l, end);
+    if (!l->runs[end].pins) touch(l, end);
     return CEDAR_OK;
 }
 
@@ -328,30 +340,31 @@ static const char *run_broken(const cedar_ledger *l, int32_t i) {
     const run *up = &l->runs[r->up];
     if (!up->count) return "the run in front of a run is gone";
     if (up->end != r->end - r->count) return "two runs do not meet";
-    if (up->pins < r->pins) return "a run is pinned more often than the one in front of it";
     if (up->edge != r->edge && (up->edge != e->parent || up->end != e->first)) return "a run hangs on a wrong edge";
     return r->path_depth == (r->depth > up->path_depth ? r->depth : up->path_depth) ? NULL
                                                                                     : "a path's depth is wrong";
 }
 
 const char *cedar_ledger_broken(const cedar_ledger *l) {
-    uint32_t used = 0, unpinned = 0, listed = 0, pages = 0;
+    uint32_t used = 0, marked = 0, listed = 0, pages = 0;
     uint64_t bytes = 0;
     for (uint32_t i = 0; i < l->run_capacity; i++) {
-        if (!l->runs[i].count) continue;
+        const run *r = &l->runs[i];
+        if (!r->count) continue;
         const char *broken = run_broken(l, (int32_t)i);
         if (broken) return broken;
+        if (!r->below && !r->pins && !r->listed) return "a run that could be given up is not in the recency list";
         used++;
-        unpinned += !l->runs[i].pins;
-        pages += l->runs[i].count;
-        bytes += l->runs[i].snap_bytes;
+        marked += r->listed;
+        pages += r->count;
+        bytes += r->snap_bytes;
     }
     for (int32_t i = l->recency.oldest; i != NONE; i = l->runs[i].recency.newer) {
         if (l->runs[i].pins) return "a pinned run is in the recency list";
         if (++listed > used) return "the recency list has a loop";
     }
     if (used != l->run_count) return "the count of runs is wrong";
-    if (listed != unpinned) return "an unpinned run is not in the recency list";
+    if (listed != marked) return "the recency list has lost a run";
     if (pages != l->cached_pages) return "the count of cached pages is wrong";
     if (bytes != l->window_bytes) return "the bytes of stored windows are wrong";
     if (l->opts.window_bytes_max && bytes > l->opts.window_bytes_max) return "stored windows are over their budget";
