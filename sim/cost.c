@@ -67,6 +67,7 @@ static double smaller(double a, double b) { return a < b ? a : b; }
 static void find_kinds(cedar_cost *k) {
     const cedar_config *c = k->c;
     for (int32_t i = 0; i < c->layers; i++) {
+        if (c->is_index_source[i]) k->index_layers[k->index_layer_count++] = i;
         bool scores = c->is_index_source[i], pooled = c->candidate_source >= 0 && i > c->candidate_source;
         uint32_t n = 0;
         while (n < k->kind_count && (k->kinds[n].ratio != c->ratio[i] || k->kinds[n].scores != scores ||
@@ -103,6 +104,10 @@ cedar_status cedar_cost_make(const cedar_config *c, const cedar_hardware *hw, ce
         .kv_key_bytes = c->head_dim / 2.0 + c->head_dim / 16.0,
         .window_key_bytes = c->head_dim + c->head_dim / 32.0,
         .index_key_bytes = c->index_dim / 2.0 + c->index_dim / 32.0,
+        .bandwidth = hw->gpus * hw->copy_bytes_s * hw->memory_efficiency,
+        .matmul_rate = hw->gpus * hw->matmul_flop_s * hw->matmul_efficiency,
+        .attention_rate = hw->gpus * hw->attention_flop_s * hw->attention_efficiency,
+        .indexer_rate = hw->gpus * hw->indexer_flop_s * hw->indexer_efficiency,
     };
     find_kinds(out);
     return CEDAR_OK;
@@ -129,13 +134,9 @@ typedef struct kind_price {
     double attention_ns, indexer_ns, key_bytes, core, scan_bytes, score;
 } kind_price;
 
-static double bandwidth(const cedar_cost *k) {
-    return k->hw.gpus * k->hw.copy_bytes_s * k->hw.memory_efficiency;
-}
-
 static void price_kinds(const cedar_cost *k, const rows_sum *s, kind_price *out) {
     const cedar_config *c = k->c;
-    double bw = bandwidth(k), mean = s->context / s->rows;
+    double bw = k->bandwidth, mean = s->context / s->rows;
     for (uint32_t n = 0; n < k->kind_count; n++) {
         int32_t ratio = k->kinds[n].ratio;
         double keys = smaller(mean, c->window), chosen = ratio > 0 ? smaller(mean / ratio, c->index_topk) : 0;
@@ -144,7 +145,7 @@ static void price_kinds(const cedar_cost *k, const rows_sum *s, kind_price *out)
         if (ratio > 0) keys += chosen;
         p.core = s->rows * keys * k->core_flop;
         p.attention_ns =
-            larger(p.key_bytes / bw, p.core / (k->hw.gpus * k->hw.attention_flop_s * k->hw.attention_efficiency)) * 1e9;
+            larger(p.key_bytes / bw, p.core / k->attention_rate) * 1e9;
         if (k->kinds[n].scores) {
             /* entries scored: all that are visible, or those inside the candidate pool */
             double entries = s->context / ratio;
@@ -154,7 +155,7 @@ static void price_kinds(const cedar_cost *k, const rows_sum *s, kind_price *out)
             /* rows of one prompt share the keys they scan; the bytes of a scan count once per 64 rows */
             p.scan_bytes = entries * k->index_key_bytes / larger(1, smaller(s->rows, 64));
             p.indexer_ns =
-                larger(p.scan_bytes / bw, p.score / (k->hw.gpus * k->hw.indexer_flop_s * k->hw.indexer_efficiency)) *
+                larger(p.scan_bytes / bw, p.score / k->indexer_rate) *
                 1e9;
         }
         out[n] = p;
@@ -182,8 +183,8 @@ static void add_dense(const cedar_cost *k, const group *g, price *p) {
         if (c->is_kv_source[i]) bytes += k->source_bytes;
         if (c->is_index_source[i]) bytes += k->index_bytes;
     }
-    double weights_ns = bytes / bandwidth(k) * 1e9,
-           matmul_ns = flop / (k->hw.gpus * k->hw.matmul_flop_s * k->hw.matmul_efficiency) * 1e9;
+    double weights_ns = bytes / k->bandwidth * 1e9,
+           matmul_ns = flop / k->matmul_rate * 1e9;
     p->weights_ns += weights_ns;
     p->matmul_ns += matmul_ns;
     p->dense_ns += larger(weights_ns, matmul_ns);
@@ -196,8 +197,10 @@ static void add_attention(const cedar_cost *k, const group *g, price *p) {
 }
 
 static void add_indexer(const cedar_cost *k, const group *g, price *p) {
-    for (int32_t i = g->first; i < g->last; i++)
-        if (k->c->is_index_source[i]) p->indexer_ns += g->kinds[k->kind[i]].indexer_ns;
+    for (int32_t n = 0; n < k->index_layer_count; n++) {
+        int32_t i = k->index_layers[n];
+        if (i >= g->first && i < g->last) p->indexer_ns += g->kinds[k->kind[i]].indexer_ns;
+    }
 }
 
 static bool same_attention(const cedar_cost *k, const group *g, const double *known) {
@@ -255,7 +258,7 @@ static int64_t total_of(const cedar_cost *k, const price *p, double rows, double
                     (trimmed && k->graphs == CEDAR_GRAPHS_SPLIT ? 4 * k->hw.launch_ns : 0);
     double link =
         k->hw.gpus > 1 ? 2 * p->layers * (k->hw.allreduce_ns + rows * k->c->hidden * 2 / k->hw.link_bytes_s * 1e9) : 0;
-    double head = logits > 0 ? k->head_bytes / (k->hw.gpus * k->hw.copy_bytes_s * k->hw.memory_efficiency) * 1e9 : 0;
+    double head = logits > 0 ? k->head_bytes / k->bandwidth * 1e9 : 0;
     double total = p->dense_ns + p->attention_ns + p->indexer_ns + launch + link + head + k->hw.step_host_ns;
     if (parts)
         *parts = (cedar_cost_parts){ .weights_ns = whole(p->weights_ns),

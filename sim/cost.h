@@ -67,6 +67,8 @@ typedef struct cedar_cost {
     double core_flop;               /* per row, layer and key */
     double score_flop;              /* per row and scored entry */
     double kv_key_bytes, window_key_bytes, index_key_bytes;
+    double bandwidth, matmul_rate, attention_rate, indexer_rate;    /* of all GPUs, with their efficiencies */
+    int32_t index_layers[CEDAR_LAYERS_MAX], index_layer_count;      /* layers that score, ascending */
     cedar_cost_kind kinds[CEDAR_COST_KINDS];
     uint32_t kind_count;
     uint8_t kind[CEDAR_LAYERS_MAX]; /* of each layer */

@@ -204,8 +204,10 @@ static cedar_status request_new(run *r, const cedar_turn_ref *ref, cedar_phase p
     static const char *const phases[] = { "profiling", "primer", "warmup" };
     const cedar_trace *t = &r->corpus->traces[ref->trace];
     const cedar_turn *turn = &t->streams[ref->stream].turns[ref->turn];
-    request *q = cedar_calloc(1, sizeof *q);
+    request *q = r->spare ? r->spare : cedar_calloc(1, sizeof *q);
     if (!q) return cedar_fail(err, CEDAR_E_OOM, "no memory for a request");
+    r->spare = r->spare ? q->next : NULL;
+    *q = (request){ 0 };
     q->phase = phase;
     q->lane = e->lane;
     q->stream = ref->stream;
@@ -365,28 +367,41 @@ cedar_status run_idle(run *r, bool *over, cedar_err *err) {
 
 /* --- the end ------------------------------------------------------------------------------------------------------ */
 
-static void summarise(run *r) {
+/* Percentiles of the run's latencies and differences, in their units. */
+static cedar_status percentiles(run *r, cedar_err *err) {
+    cedar_run_result *s = &r->result;
+    double floor_ns = NAN;
+    const struct { cedar_samples *list; double p, *out, unit;
+    } wanted[] = { { &r->ttft, 50, &s->ttft_p50_ms, 1e6 }, { &r->ttft, 90, &s->ttft_p90_ms, 1e6 },
+                   { &r->itl, 50, &s->itl_p50_ms, 1e6 },   { &r->itl, 90, &s->itl_p90_ms, 1e6 },
+                   { &r->itl, (double)r->opts->floor_percentile, &floor_ns, 1 }, { &r->kl, 99, &s->kl_p99, 1 } };
+    cedar_status st = CEDAR_OK;
+    for (size_t i = 0; i < sizeof wanted / sizeof *wanted && !st; i++) {
+        st = cedar_samples_percentile(wanted[i].list, wanted[i].p, wanted[i].out, err);
+        *wanted[i].out /= wanted[i].unit;
+    }
+    s->interactivity_p90 = 1e3 / s->itl_p90_ms;
+    s->floor_interactivity = 1e9 / floor_ns;
+    return st;
+}
+
+static cedar_status summarise(run *r, cedar_err *err) {
     cedar_run_result *s = &r->result;
     s->run_id = r->run_id;
     s->event_hash = r->hash;
     s->sessions = r->sessions_ended;
     s->steps = (uint64_t)r->steps;
-    s->ttft_p50_ms = cedar_samples_percentile(&r->ttft, 50) / 1e6;
-    s->ttft_p90_ms = cedar_samples_percentile(&r->ttft, 90) / 1e6;
-    s->itl_p50_ms = cedar_samples_percentile(&r->itl, 50) / 1e6;
-    s->itl_p90_ms = cedar_samples_percentile(&r->itl, 90) / 1e6;
-    s->interactivity_p90 = 1e3 / s->itl_p90_ms;
-    s->floor_interactivity = 1e9 / cedar_samples_percentile(&r->itl, (double)r->opts->floor_percentile);
+    s->kl_mean = cedar_samples_mean(&r->kl);
+    s->dlogp_mean = cedar_samples_mean(&r->dlogp);
+    cedar_status st = percentiles(r, err);
     s->floor_met = !r->opts->floor_ppb || s->floor_interactivity * 1e9 >= (double)r->opts->floor_ppb;
     s->span_s = r->first_arrival_ns >= 0 ? (double)(r->last_token_ns - r->first_arrival_ns) / 1e9 : 0;
     s->output_tok_s = s->span_s > 0 ? (double)s->out_tokens / s->span_s : NAN;
     s->total_tok_s = s->span_s > 0 ? (double)(s->in_tokens + s->out_tokens) / s->span_s : NAN;
     s->hit_rate = s->in_tokens ? (double)s->hit_tokens / (double)s->in_tokens : NAN;
     s->quality_rows = r->quality_rows;
-    s->kl_mean = cedar_samples_mean(&r->kl);
-    s->kl_p99 = cedar_samples_percentile(&r->kl, 99);
-    s->dlogp_mean = cedar_samples_mean(&r->dlogp);
     s->top1_rate = r->quality_rows ? (double)r->top1_same / (double)r->quality_rows : NAN;
+    return st;
 }
 
 /* What the AgentX rules say about the profiling phase. Other rules: the gate after the run alone. */
@@ -458,7 +473,7 @@ static cedar_status play(run *r, cedar_err *err) {
         if (!written) written = emit_end(r, status, why.msg, err);
     }
     snprintf(r->result.status, sizeof r->result.status, "%s", status);
-    summarise(r);
+    if (!written) written = summarise(r, err);
     if (st && err) *err = why;
     return st ? st : written;
 }

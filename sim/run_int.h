@@ -6,6 +6,7 @@
 
 /* A request between arrival and last token. */
 typedef struct cedar_request {
+    struct cedar_request *next;     /* of those that can be used again */
     cedar_request_row row;          /* filled as things happen */
     cedar_phase phase;
     uint32_t lane, stream;
@@ -74,6 +75,7 @@ typedef struct cedar_run_state {
     uint32_t running_count;
     bool blocked;                   /* the first waiting request did not fit; wait for one to end */
     int64_t requests, steps;
+    cedar_request *spare;           /* ended ones, to be used again */
 
     cedar_sched_item *items;        /* [seq_count] */
     cedar_sched_slice *slices;      /* [seq_count] */
@@ -104,7 +106,7 @@ cedar_status cedar_run_load_model(cedar_run_cache *c, const cedar_run_opts *o, c
 cedar_status cedar_run_load_corpus(cedar_run_cache *c, const cedar_run_opts *o, const char *data_dir,
                                    cedar_corpus **out, cedar_err *err) CEDAR_USE_RESULT;
 
-/* Gives back what a request holds; q may be NULL. */
+/* Gives back what a request holds, and the request itself for another one; q may be NULL. */
 void cedar_request_free(cedar_run_state *r, cedar_request *q);
 
 /* --- run.c: what both kinds of run have in common ------------------------------------------------------------------ */
@@ -166,6 +168,9 @@ cedar_status run_modelled_arrive(run_modelled *m, cedar_request *q, const cedar_
                                    cedar_err *err) CEDAR_USE_RESULT;
 cedar_status run_modelled_loop(run_modelled *m, cedar_err *err) CEDAR_USE_RESULT;
 cedar_status run_modelled_unfinished(run_modelled *m, cedar_err *err) CEDAR_USE_RESULT;
+
+/* Lets go of the cached prefix that a request has pinned. */
+void run_modelled_unpin(run_modelled *m, const cedar_request *q);
 
 /* The lane's session has ended. */
 void run_modelled_forget(run_modelled *m, uint32_t lane);

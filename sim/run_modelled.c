@@ -94,18 +94,15 @@ cedar_status run_modelled_new(run *r, run_modelled **out, cedar_err *err) {
     return st;
 }
 
-static void request_drop(engine *e, request *q) {
-    if (q->node >= 0) cedar_ledger_unpin(e->ledger, q->node);
-    cedar_free(q);
-}
+void run_modelled_unpin(run_modelled *m, const request *q) { cedar_ledger_unpin(m->engines[q->engine].ledger, q->node); }
 
 static request *line_at(const line *l, size_t i) { return l->q[(l->first + i) & l->mask]; }
 
-static void engine_close(engine *e, uint32_t lanes) {
-    for (uint32_t i = 0; i < e->prompt_count; i++) request_drop(e, e->prompts[i]);
-    for (uint32_t i = 0; i < e->decoding_count; i++) request_drop(e, e->decoding[i]);
-    for (size_t i = 0; i < e->waiting.count; i++) request_drop(e, line_at(&e->waiting, i));
-    for (uint32_t i = 0; i < lanes && e->trees; i++) cedar_ledger_tree_end(e->ledger, e->trees[i]);
+static void engine_close(run *r, engine *e) {
+    for (uint32_t i = 0; i < e->prompt_count; i++) cedar_request_free(r, e->prompts[i]);
+    for (uint32_t i = 0; i < e->decoding_count; i++) cedar_request_free(r, e->decoding[i]);
+    for (size_t i = 0; i < e->waiting.count; i++) cedar_request_free(r, line_at(&e->waiting, i));
+    for (uint32_t i = 0; i < r->lane_rules.lanes && e->trees; i++) cedar_ledger_tree_end(e->ledger, e->trees[i]);
     cedar_ledger_free(e->ledger);
     void *const parts[] = { e->trees, e->waiting.q, e->prompts, e->items, e->decoding, e->chunks, e->entries };
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) cedar_free(parts[i]);
@@ -113,7 +110,7 @@ static void engine_close(engine *e, uint32_t lanes) {
 
 void run_modelled_free(run_modelled *m) {
     if (!m) return;
-    for (uint32_t i = 0; i < m->count && m->engines; i++) engine_close(&m->engines[i], m->r->lane_rules.lanes);
+    for (uint32_t i = 0; i < m->count && m->engines; i++) engine_close(m->r, &m->engines[i]);
     cedar_free(m->engines);
     cedar_free(m->ended);
     cedar_free(m);
@@ -298,7 +295,7 @@ static cedar_status finish(run *r, engine *e, request *q, cedar_err *err) {
     cedar_status st = keep_pages(r, e, q, err);
     if (!st) st = run_emit_request(r, q, err);
     if (!st) st = run_end_turn(r, q, CEDAR_TURN_DONE, r->clock.sched_ns, err);
-    request_drop(e, q);
+    cedar_request_free(r, q);
     return st;
 }
 
@@ -471,7 +468,7 @@ static cedar_status end_step(run *r, engine *e, cedar_err *err) {
     cedar_status st = CEDAR_OK;
     for (uint32_t i = 0; i < ended; i++) {
         if (!st) st = finish(r, e, r->modelled->ended[i], err);
-        else request_drop(e, r->modelled->ended[i]);
+        else cedar_request_free(r, r->modelled->ended[i]);
     }
     return st;
 }
@@ -515,7 +512,7 @@ static cedar_status cut_warmup(run *r, engine *e, request *q, cedar_err *err) {
     cedar_ledger_give(e->ledger, q->pages);
     cedar_status st = run_reject(r, q, CEDAR_TURN_FAILED, "cut: the warm-up did not drain within warmup_grace_s",
                                  r->clock.sched_ns, err);
-    request_drop(e, q);
+    cedar_request_free(r, q);
     return st;
 }
 
@@ -527,7 +524,7 @@ static cedar_status cut_engine(run_modelled *m, engine *e, cedar_err *err) {
     e->prompt_tokens = e->context = 0;
     while (n) {
         if (!st) st = cut_warmup(m->r, e, m->ended[--n], err);
-        else request_drop(e, m->ended[--n]);
+        else cedar_request_free(m->r, m->ended[--n]);
     }
     while (!st && e->waiting.count) st = cut_warmup(m->r, e, line_at(&e->waiting, --e->waiting.count), err);
     return st;

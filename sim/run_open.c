@@ -257,10 +257,12 @@ cedar_status cedar_run_open(run *r, cedar_err *err) {
 void cedar_request_free(run *r, cedar_request *q) {
     if (!q) return;
     if (q->seq >= 0) cedar_seq_close(r->engine, q->seq);
-    if (q->node >= 0) cedar_cache_unpin(r->cache, q->node);
+    if (q->node >= 0 && r->modelled) run_modelled_unpin(r->modelled, q);
+    else if (q->node >= 0) cedar_cache_unpin(r->cache, q->node);
     cedar_snap_free(q->snap);
     cedar_free(q->tokens);
-    cedar_free(q);
+    q->next = r->spare;
+    r->spare = q;
 }
 
 void cedar_run_close(run *r) {
@@ -276,6 +278,11 @@ void cedar_run_close(run *r) {
     if (!r->host->cache) {
         cedar_corpus_free(r->corpus);
         cedar_model_close(r->model);
+    }
+    while (r->spare) {
+        cedar_request *q = r->spare;
+        r->spare = q->next;
+        cedar_free(q);
     }
     cedar_events_free(&r->events);
     cedar_samples_free(&r->ttft);

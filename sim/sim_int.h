@@ -5,6 +5,8 @@
 #ifndef CEDAR_SIM_SIM_INT_H
 #define CEDAR_SIM_SIM_INT_H
 
+#include <stdio.h>
+
 #include "engine/engine.h"
 #include "sim/options_int.h"
 #include "sim/sim.h"
@@ -445,15 +447,22 @@ uint32_t cedar_floor_prefill_rows(const cedar_predictor *p, int64_t step_ns, uin
 
 /* --- stats.c: lists and percentiles ------------------------------------------------------------------------------- */
 
+/* A list of numbers that takes the same memory however long it gets: what does not fit lies in a temporary file that
+ * has no name. Zero-initialised is empty. */
 typedef struct cedar_samples {
-    double *v;
+    double *v;                              /* [count of capacity] the latest */
     size_t count, capacity;
+    FILE *file;                             /* the `filed` before them; NULL = none */
+    uint64_t filed;
+    double sum;                             /* in the order of adding */
 } cedar_samples;
 
 cedar_status cedar_samples_add(cedar_samples *s, double v, cedar_err *err) CEDAR_USE_RESULT;
 void cedar_samples_free(cedar_samples *s);
 double cedar_samples_mean(const cedar_samples *s);             /* NaN when empty */
-double cedar_samples_percentile(cedar_samples *s, double p);    /* sorts; linear between ranks; NaN when empty */
+
+/* As sim/percentile.h defines it; NaN when empty. Fails only where the file cannot be read. */
+cedar_status cedar_samples_percentile(cedar_samples *s, double p, double *out, cedar_err *err) CEDAR_USE_RESULT;
 
 /* --- quality.c: the exact shadow ---------------------------------------------------------------------------------- */
 
