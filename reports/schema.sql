@@ -95,7 +95,8 @@ CREATE TABLE sessions (                     -- one row per session tree played b
     end_sched_ns     INTEGER NOT NULL,      -- schedule
     start_ns         INTEGER NOT NULL,      -- meter; timing
     end_ns           INTEGER NOT NULL,      -- meter; timing
-    outcome          TEXT    NOT NULL CHECK (outcome IN ('finished', 'cut', 'overflow', 'error')),
+    outcome          TEXT    NOT NULL CHECK
+                     (outcome = 'finished' OR outcome = 'cut' OR outcome = 'overflow' OR outcome = 'error'),
     first_turn       INTEGER NOT NULL CHECK (first_turn >= 0),  -- of the root, at the session's start
     t_star_ns        INTEGER NOT NULL,      -- recorded time of the start, -1: at the first turn
     idle_cut_ns      INTEGER NOT NULL,      -- schedule, idle time of this tree alone that its cap took out
@@ -125,8 +126,9 @@ CREATE TABLE requests (                     -- one row per request; counts are n
     blocks_total     INTEGER NOT NULL,
     blocks_hit_theory INTEGER NOT NULL, -- infinite cache, one seen-set per trace
     provenance_depth INTEGER NOT NULL,   -- earlier replays that produced adopted rows
-    miss             TEXT    NOT NULL CHECK (miss IN
-                     ('none', 'cold', 'evicted', 'page_tail', 'no_windows', 'short_hit', 'off')),
+    miss             TEXT    NOT NULL       -- OR: a longer IN would make SQLite build a table for every row
+                     CHECK (miss = 'page_tail' OR miss = 'cold' OR miss = 'evicted' OR miss = 'no_windows'
+                            OR miss = 'short_hit' OR miss = 'off' OR miss = 'none'),
     arrival_sched_ns INTEGER NOT NULL,      -- schedule
     admit_sched_ns   INTEGER NOT NULL,      -- schedule, -1: never
     first_sched_ns   INTEGER NOT NULL,      -- schedule, first token, -1: none
