@@ -522,10 +522,9 @@ static cedar_status cut_engine(run_modelled *m, engine *e, cedar_err *err) {
     e->blocked = false;
     e->prompt_count = e->decoding_count = e->chunk_count = 0;
     e->prompt_tokens = e->context = 0;
-    while (n) {
-        if (!st) st = cut_warmup(m->r, e, m->ended[--n], err);
-        else cedar_request_free(m->r, m->ended[--n]);
-    }
+    while (!st && n) st = cut_warmup(m->r, e, m->ended[--n], err);
+    memcpy(e->prompts, m->ended, n * sizeof *e->prompts);      /* what a failure leaves is reported as unfinished */
+    e->prompt_count = n;
     while (!st && e->waiting.count) st = cut_warmup(m->r, e, line_at(&e->waiting, --e->waiting.count), err);
     return st;
 }

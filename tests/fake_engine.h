@@ -57,6 +57,13 @@ cedar_status cedar_config_load(const char *path, cedar_config *out, cedar_err *e
                            .ratio_lcm = 2,
                            .layers = 4,
                            .cut = 2,
+                           /* for prices, when time is modelled */
+                           .hidden = 64, .heads = 4, .head_dim = 32, .q_lora = 32, .o_groups = 1, .o_lora = 16,
+                           .experts = 8, .experts_per_token = 2, .moe_dim = 32, .hc = 4,
+                           .index_heads = 2, .index_dim = 32, .index_topk = 8, .candidate_source = 1,
+                           .candidate_blocks = 4, .candidate_block = 4,
+                           .ratio = { 0, 2, 1, 1 }, .is_kv_source = { false, true, true },
+                           .is_index_source = { false, true, true, true },
                            .stages = 1,
                            .draft_noise = 5,
                            .engram_layer_count = 1,
