@@ -74,7 +74,7 @@ static void find_kinds(cedar_cost *k) {
                                      k->kinds[n].pooled != (scores && pooled))) n++;
         if (n == k->kind_count)
             k->kinds[k->kind_count++] =
-                (cedar_cost_kind){ .ratio = c->ratio[i], .scores = scores, .pooled = scores && pooled };
+                (cedar_cost_kind){ .ratio = (double)c->ratio[i], .scores = scores, .pooled = scores && pooled };
         k->kind[i] = (uint8_t)n;
     }
 }
@@ -134,31 +134,44 @@ typedef struct kind_price {
     double attention_ns, indexer_ns, key_bytes, core, scan_bytes, score;
 } kind_price;
 
-static void price_kinds(const cedar_cost *k, const rows_sum *s, kind_price *out) {
+/* What a layer of a kind works on: window keys and chosen keys that a row attends to, and entries that are scored: all
+ * that are visible, or those inside the candidate pool. */
+typedef struct kind_load {
+    double keys, chosen, entries;
+} kind_load;
+
+static kind_load load_kind(const cedar_cost *k, const cedar_cost_kind *kind, const rows_sum *s, double mean) {
     const cedar_config *c = k->c;
-    double bw = k->bandwidth, mean = s->context / s->rows;
+    kind_load l = { smaller(mean, c->window), kind->ratio > 0 ? smaller(mean / kind->ratio, c->index_topk) : 0, 0 };
+    if (!kind->scores) return l;
+    l.entries = s->context / kind->ratio;
+    if (kind->pooled) l.entries = smaller(l.entries, s->rows * (double)c->candidate_blocks * c->candidate_block);
+    return l;
+}
+
+static void price_attention(const cedar_cost *k, const cedar_cost_kind *kind, double rows, const kind_load *l,
+                            kind_price *p) {
+    double keys = l->keys;
+    p->key_bytes = rows * (keys * k->window_key_bytes + (kind->ratio > 0 ? l->chosen * k->kv_key_bytes : 0));
+    if (kind->ratio > 0) keys += l->chosen;
+    p->core = rows * keys * k->core_flop;
+    p->attention_ns = larger(p->key_bytes / k->bandwidth, p->core / k->attention_rate) * 1e9;
+}
+
+static void price_indexer(const cedar_cost *k, double rows, const kind_load *l, kind_price *p) {
+    p->score = l->entries * k->score_flop;
+    /* rows of one prompt share the keys they scan; the bytes of a scan count once per 64 rows */
+    p->scan_bytes = l->entries * k->index_key_bytes / larger(1, smaller(rows, 64));
+    p->indexer_ns = larger(p->scan_bytes / k->bandwidth, p->score / k->indexer_rate) * 1e9;
+}
+
+static void price_kinds(const cedar_cost *k, const rows_sum *s, kind_price *out) {
+    double mean = s->context / s->rows;
     for (uint32_t n = 0; n < k->kind_count; n++) {
-        int32_t ratio = k->kinds[n].ratio;
-        double keys = smaller(mean, c->window), chosen = ratio > 0 ? smaller(mean / ratio, c->index_topk) : 0;
-        kind_price p = { 0 };
-        p.key_bytes = s->rows * (keys * k->window_key_bytes + (ratio > 0 ? chosen * k->kv_key_bytes : 0));
-        if (ratio > 0) keys += chosen;
-        p.core = s->rows * keys * k->core_flop;
-        p.attention_ns =
-            larger(p.key_bytes / bw, p.core / k->attention_rate) * 1e9;
-        if (k->kinds[n].scores) {
-            /* entries scored: all that are visible, or those inside the candidate pool */
-            double entries = s->context / ratio;
-            if (k->kinds[n].pooled)
-                entries = smaller(entries, s->rows * (double)c->candidate_blocks * c->candidate_block);
-            p.score = entries * k->score_flop;
-            /* rows of one prompt share the keys they scan; the bytes of a scan count once per 64 rows */
-            p.scan_bytes = entries * k->index_key_bytes / larger(1, smaller(s->rows, 64));
-            p.indexer_ns =
-                larger(p.scan_bytes / bw, p.score / k->indexer_rate) *
-                1e9;
-        }
-        out[n] = p;
+        kind_load l = load_kind(k, &k->kinds[n], s, mean);
+        out[n] = (kind_price){ 0 };
+        price_attention(k, &k->kinds[n], s->rows, &l, &out[n]);
+        if (k->kinds[n].scores) price_indexer(k, s->rows, &l, &out[n]);
     }
 }
 
@@ -203,38 +216,11 @@ static void add_indexer(const cedar_cost *k, const group *g, price *p) {
     }
 }
 
-static bool same_attention(const cedar_cost *k, const group *g, const double *known) {
-    for (uint32_t n = 0; n < k->kind_count; n++)
-        if (g->kinds[n].attention_ns != known[n]) return false;
-    return true;
-}
-
-/* Sums are taken in the order of layers, with and without a memo, so that both give the same bits. */
-static void add_group(const cedar_cost *k, int number, const group *g, cedar_cost_memo *memo, price *p) {
+static void add_group(const cedar_cost *k, const group *g, price *p) {
     if (g->rows->rows <= 0 || g->last <= g->first) return;
     p->layers += g->last - g->first;
-    if (!memo) {
-        add_dense(k, g, p);
-        add_attention(k, g, p);
-        add_indexer(k, g, p);
-        return;
-    }
-    if (memo->group[number].rows != g->rows->rows) {
-        price own = { 0 };
-        add_dense(k, g, &own);
-        memo->group[number].rows = g->rows->rows;
-        memo->group[number].dense_ns = own.dense_ns;
-    }
-    p->dense_ns += memo->group[number].dense_ns;
-    double *known = memo->group[number].attention, from = p->attention_ns;
-    if (memo->group[number].attention_from == from && same_attention(k, g, known)) {
-        p->attention_ns = memo->group[number].attention_ns;
-    } else {
-        add_attention(k, g, p);
-        for (uint32_t n = 0; n < k->kind_count; n++) known[n] = g->kinds[n].attention_ns;
-        memo->group[number].attention_from = from;
-        memo->group[number].attention_ns = p->attention_ns;
-    }
+    add_dense(k, g, p);
+    add_attention(k, g, p);
     add_indexer(k, g, p);
 }
 
@@ -275,7 +261,9 @@ static int64_t total_of(const cedar_cost *k, const price *p, double rows, double
     return whole(total);
 }
 
-static int64_t price_load(const cedar_cost *k, cedar_cut cut_mode, const cedar_cost_load *load, cedar_cost_memo *memo,
+enum { GROUPS = 3 };        /* before the cut, the cut layer, behind it */
+
+static int64_t price_load(const cedar_cost *k, cedar_cut cut_mode, const cedar_cost_load *load,
                           cedar_cost_parts *parts) {
     const rows_sum all = { load->rows, load->context }, kept = { load->kept_rows, load->kept_context };
     bool trimmed = load->trimmed && k->graphs != CEDAR_GRAPHS_FULL;
@@ -286,18 +274,61 @@ static int64_t price_load(const cedar_cost *k, cedar_cut cut_mode, const cedar_c
     int32_t cut = k->c->cut;
     const kind_price *behind = trimmed ? late_kinds : kinds;
     bool whole_cut = cut_mode == CEDAR_CUT_AFTER;
-    const group groups[CEDAR_COST_GROUPS] = {
-        { 0, cut, &all, kinds },
-        { cut, cut + 1, whole_cut ? &all : late, whole_cut ? kinds : behind },
-        { cut + 1, k->c->layers, late, behind } };
+    const group groups[GROUPS] = { { 0, cut, &all, kinds },
+                                   { cut, cut + 1, whole_cut ? &all : late, whole_cut ? kinds : behind },
+                                   { cut + 1, k->c->layers, late, behind } };
     price p = { 0 };
-    for (int i = 0; i < CEDAR_COST_GROUPS; i++) add_group(k, i, &groups[i], memo, &p);
-    for (int i = 0; i < CEDAR_COST_GROUPS && parts; i++) count_parts(k, &groups[i], &p);
+    for (int i = 0; i < GROUPS; i++) add_group(k, &groups[i], &p);
+    for (int i = 0; i < GROUPS && parts; i++) count_parts(k, &groups[i], &p);
     return total_of(k, &p, all.rows, load->logits, trimmed, parts);
 }
 
+/* Another number of rows: everything is new. */
+static void renew_memo(const cedar_cost *k, double rows, cedar_cost_memo *memo) {
+    const rows_sum s = { rows, 0 };
+    const int32_t ends[GROUPS + 1] = { 0, k->c->cut, k->c->cut + 1, k->c->layers };
+    price p = { 0 };
+    for (int i = 0; i < GROUPS; i++)
+        if (ends[i] < ends[i + 1]) add_dense(k, &(group){ ends[i], ends[i + 1], &s, NULL }, &p);
+    memo->rows = rows;
+    memo->dense_ns = p.dense_ns;
+    for (uint32_t n = 0; n < k->kind_count; n++) memo->kinds[n].keys = memo->kinds[n].entries = -1;
+}
+
+/* Brings the memo up to date with the context, working out only what differs. Sums are taken in the order of layers, as
+ * above, so that the bits are the same. */
+static void update_memo(const cedar_cost *k, const rows_sum *s, cedar_cost_memo *memo) {
+    double mean = s->context / s->rows;
+    bool attention = false;
+    for (uint32_t n = 0; n < k->kind_count; n++) {
+        kind_load l = load_kind(k, &k->kinds[n], s, mean);
+        kind_price p;
+        if (l.keys != memo->kinds[n].keys || l.chosen != memo->kinds[n].chosen) {
+            price_attention(k, &k->kinds[n], s->rows, &l, &p);
+            memo->kinds[n].keys = l.keys;
+            memo->kinds[n].chosen = l.chosen;
+            memo->kinds[n].attention_ns = p.attention_ns;
+            attention = true;
+        }
+        if (!k->kinds[n].scores || l.entries == memo->kinds[n].entries) continue;
+        price_indexer(k, s->rows, &l, &p);
+        memo->kinds[n].entries = l.entries;
+        memo->kinds[n].indexer_ns = p.indexer_ns;
+    }
+    if (!attention) return;
+    memo->attention_ns = 0;
+    for (int32_t i = 0; i < k->c->layers; i++) memo->attention_ns += memo->kinds[k->kind[i]].attention_ns;
+}
+
 int64_t cedar_cost_load_ns(const cedar_cost *k, cedar_cut cut, const cedar_cost_load *load, cedar_cost_memo *memo) {
-    return price_load(k, cut, load, memo, NULL);
+    if (!memo || (load->trimmed && k->graphs != CEDAR_GRAPHS_FULL)) return price_load(k, cut, load, NULL);
+    const rows_sum all = { load->rows, load->context };
+    if (memo->rows != all.rows) renew_memo(k, all.rows, memo);
+    update_memo(k, &all, memo);
+    price p = { .dense_ns = memo->dense_ns, .attention_ns = memo->attention_ns, .layers = k->c->layers };
+    for (int32_t n = 0; n < k->index_layer_count; n++)
+        p.indexer_ns += memo->kinds[k->kind[k->index_layers[n]]].indexer_ns;
+    return total_of(k, &p, all.rows, load->logits, false, NULL);
 }
 
 int64_t cedar_cost_step_ns(const cedar_cost *k, const cedar_step_plan *plan, cedar_cost_parts *parts) {
@@ -305,7 +336,7 @@ int64_t cedar_cost_step_ns(const cedar_cost *k, const cedar_step_plan *plan, ced
     for (uint32_t i = 0; i < plan->entry_count; i++)
         cedar_cost_load_add(&load, plan->entries[i].pos, plan->entries[i].rows, plan->entries[i].kept);
     load.trimmed = plan->trimmed;
-    return price_load(k, plan->cut, &load, NULL, parts);
+    return price_load(k, plan->cut, &load, parts);
 }
 
 int64_t cedar_cost_predict_ns(const cedar_cost *k, uint32_t decode_rows, uint32_t context_mean, uint32_t prefill_rows,
@@ -316,6 +347,6 @@ int64_t cedar_cost_predict_ns(const cedar_cost *k, uint32_t decode_rows, uint32_
     kind_price kinds[CEDAR_COST_KINDS];
     price_kinds(k, &s, kinds);
     price p = { 0 };
-    add_group(k, 0, &(group){ 0, k->c->layers, &s, kinds }, NULL, &p);
+    add_group(k, &(group){ 0, k->c->layers, &s, kinds }, &p);
     return total_of(k, &p, s.rows, s.rows, false, NULL);
 }

@@ -45,11 +45,11 @@ const cedar_hardware_key *cedar_hardware_keys(size_t *count);
 
 typedef enum cedar_graphs { CEDAR_GRAPHS_FULL, CEDAR_GRAPHS_SPLIT, CEDAR_GRAPHS_OFF } cedar_graphs;
 
-enum { CEDAR_COST_KINDS = CEDAR_LAYERS_MAX, CEDAR_COST_GROUPS = 3 };
+enum { CEDAR_COST_KINDS = CEDAR_LAYERS_MAX };
 
 /* Layers that cost the same per row. */
 typedef struct cedar_cost_kind {
-    int32_t ratio;                  /* 0: window only */
+    double ratio;                   /* 0: window only */
     bool scores, pooled;            /* it scores entries; only those of the candidate pool */
 } cedar_cost_kind;
 
@@ -85,14 +85,15 @@ typedef struct cedar_cost_load {
 /* Adds `rows` rows of a sequence from position pos on, the last `kept` of which run behind the cut. */
 void cedar_cost_load_add(cedar_cost_load *load, uint32_t pos, uint32_t rows, uint32_t kept);
 
-/* What two steps one after the other have in common, so that it is worked out once; zero-initialised knows nothing. It
- * changes no price. */
+/* What a step that trims nothing has in common with the one before, so that it is worked out once; zero-initialised
+ * knows nothing. It changes no price. */
 typedef struct cedar_cost_memo {
+    double rows, dense_ns;          /* weights and matrix operations of all layers on so many rows */
+    double attention_ns;            /* of all layers, with the kinds below */
     struct {
-        double rows, dense_ns;      /* weights and matrix operations of a group of layers on so many rows */
-        double attention[CEDAR_COST_KINDS], attention_ns;   /* by kind, and summed up from attention_from on */
-        double attention_from;
-    } group[CEDAR_COST_GROUPS];
+        double keys, chosen, entries;           /* what the figures of a layer of the kind follow from */
+        double attention_ns, indexer_ns;
+    } kinds[CEDAR_COST_KINDS];
 } cedar_cost_memo;
 
 /* Where a step's time goes, nanoseconds. */
