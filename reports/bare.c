@@ -20,11 +20,13 @@ typedef struct copy {
     cell *cells;        /* [row_count, columns] */
     uint64_t row_count, capacity;
     int columns;
+    char *sql;          /* of its table */
 } copy;
 
 static void free_copy(copy *c) {
     for (uint64_t i = 0; i < c->row_count * (uint64_t)c->columns; i++) cedar_free(c->cells[i].text);
     cedar_free(c->cells);
+    cedar_free(c->sql);
 }
 
 static cedar_status add_row(copy *c, sqlite3_stmt *q, cedar_err *err) {
@@ -60,13 +62,22 @@ static cedar_status read_rows(const char *path, const char *table, copy *out, ce
     CEDAR_ASSERT(out->columns <= COLUMNS_MAX);
     while (!st && !(st = reports_next(db, path, q, &row, err)) && row) st = add_row(out, q, err);
     sqlite3_finalize(q);
+    q = NULL;
+    if (!st) st = reports_prepare(db, path, "SELECT sql FROM sqlite_schema WHERE name = ?", &q, err);
+    if (!st) sqlite3_bind_text(q, 1, table, -1, SQLITE_STATIC);
+    if (!st) st = reports_next(db, path, q, &row, err);
+    if (!st && !(out->sql = cedar_strdup(reports_column_text(q, 0))))
+        st = cedar_fail(err, CEDAR_E_OOM, "no memory for the text of a table");
+    sqlite3_finalize(q);
     sqlite3_close(db);
     return st;
 }
 
-/* A table of as many columns, without types, keys or checks, and its statement. */
-static cedar_status make_table(sqlite3 *db, const char *path, int columns, sqlite3_stmt **insert, cedar_err *err) {
-    char table[16 * COLUMNS_MAX] = "CREATE TABLE bare (c0", values[16 * COLUMNS_MAX] = "INSERT INTO bare VALUES (?";
+/* The table as it was, or one of as many columns, without types, keys or checks; and its statement. */
+static cedar_status make_table(sqlite3 *db, const char *path, const char *name, const char *sql, int columns,
+                               sqlite3_stmt **insert, cedar_err *err) {
+    char table[16 * COLUMNS_MAX] = "CREATE TABLE bare (c0", values[16 * COLUMNS_MAX];
+    snprintf(values, sizeof values, "INSERT INTO \"%.64s\" VALUES (?", sql ? name : "bare");
     for (int i = 1; i < columns; i++) {
         snprintf(table + strlen(table), sizeof table - strlen(table), ", c%d", i);
         strcat(values, ",?");
@@ -75,7 +86,7 @@ static cedar_status make_table(sqlite3 *db, const char *path, int columns, sqlit
     strcat(values, ")");
     cedar_status st = reports_run_sql(db, path, "PRAGMA page_size = 4096; PRAGMA journal_mode = wal; "
                                       "PRAGMA synchronous = NORMAL", "setting it up", err);
-    if (!st) st = reports_run_sql(db, path, table, "making its table", err);
+    if (!st) st = reports_run_sql(db, path, sql ? sql : table, "making its table", err);
     return st ? st : reports_prepare(db, path, values, insert, err);
 }
 
@@ -100,14 +111,14 @@ static int64_t now_ns(void) {
     return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
-cedar_status cedar_bare_insert(const char *path, const char *table, const char *to, uint64_t *rows, int64_t *ns,
-                               cedar_err *err) {
+cedar_status cedar_bare_insert(const char *path, const char *table, bool plain, const char *to, uint64_t *rows,
+                               int64_t *ns, cedar_err *err) {
     copy c = { 0 };
     sqlite3 *db = NULL;
     sqlite3_stmt *insert = NULL;
     cedar_status st = read_rows(path, table, &c, err);
     if (!st) st = reports_db_open(to, SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE | SQLITE_OPEN_NOMUTEX, &db, err);
-    if (!st) st = make_table(db, to, c.columns, &insert, err);
+    if (!st) st = make_table(db, to, table, plain ? NULL : c.sql, c.columns, &insert, err);
     int64_t start = now_ns();
     if (!st) st = insert_rows(db, to, insert, &c, err);
     sqlite3_finalize(insert);

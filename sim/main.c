@@ -94,7 +94,7 @@ static const cedar_verb verbs[] = {
       "      and without; the store against bare prepared inserts of the same rows; the replay against a bare event\n"
       "      loop; loading traces. Each is repeated; shown are median, least and most (docs/METHOD.md).\n"
       "\n"
-      "      --requests N    requests of each replay (default 100000)\n"
+      "      --requests N    requests of each replay (default 200000)\n"
       "      --repeat N      repetitions (default 5)\n"
       "      --lanes N       sessions at the same time (default 128)\n"
       "  -c, --csv           comma-separated values\n"
