@@ -157,6 +157,8 @@ void cedar_ledger_tree_end(cedar_ledger *l, cedar_ledger_tree *t) {
 /* --- finding ------------------------------------------------------------------------------------------------------ */
 
 static const edge_state *state_of(const cedar_ledger *l, const cedar_ledger_tree *t, uint32_t e) {
+    static const edge_state nothing = { .run = NONE };
+    if (!t && l->x->edges[e].salted) return &nothing;
     return l->x->edges[e].salted ? &t->edges[e - t->edge_first] : &l->shared[e];
 }
 

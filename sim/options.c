@@ -126,12 +126,12 @@ static const cedar_opt_info table[] = {
       "stored windows of the prefix cache in bytes (exact and decoder); 0 = unlimited", AT(window_cache_bytes) },
 
     { "engines", CEDAR_OPT_INT, "1", 1, 1024, NULL,
-      "engines that serve the lanes together, each with its own KV pages (clock modelled, no numerics)", AT(engines) },
+      "engines that share the lanes, each with pages of its own (modelled, without numerics)", AT(engines) },
     { "routing", CEDAR_OPT_CHOICE, "session", 0, 0, "session|round_robin|least_loaded|prefix|policy",
-      "which engine a request goes to; session: its session's, chosen by load; policy: a function of the scenario",
+      "engine of a request; session: its session's; policy: what a function of the scenario says",
       AT(routing) },
-    { "routing_policy", CEDAR_OPT_STRING, "", 0, 0, NULL, "name and hash of the scenario's routing policy",
-      AT(routing_policy) },
+    { "routing_policy", CEDAR_OPT_STRING, "", 0, 0, NULL,
+      "name and hash of the scenario's routing policy; given as a function", AT(routing_policy) },
 
     { "step_tokens", CEDAR_OPT_INT, "256", 1, 65536, NULL, "tokens in one step at most", AT(step_tokens) },
     { "chunk_tokens", CEDAR_OPT_INT, "0", 0, 65536, NULL, "prompt tokens of one request in one step; 0 = step_tokens",
@@ -515,6 +515,7 @@ cedar_status cedar_opts_set(cedar_run_opts *o, const char *key, const char *valu
 }
 
 void cedar_opts_policy(cedar_run_opts *o, const cedar_policy *policy) { o->policy = policy; }
+void cedar_opts_router(cedar_run_opts *o, const cedar_router *router) { o->router = router; }
 
 /* New options with the values of `from`, or the defaults. */
 static cedar_status make(const cedar_run_opts *from, cedar_run_opts **out, cedar_err *err) {
@@ -530,6 +531,7 @@ static cedar_status make(const cedar_run_opts *from, cedar_run_opts **out, cedar
     if (from) {
         memcpy(o->given, from->given, sizeof o->given);
         o->policy = from->policy;
+        o->router = from->router;
     }
     *out = o;
     return CEDAR_OK;

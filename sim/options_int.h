@@ -113,6 +113,7 @@ struct cedar_run_opts {
     bool prompt_scores;
 
     const cedar_policy *policy;     /* borrowed, NULL = none */
+    const cedar_router *router;     /* the same */
     bool given[CEDAR_OPT_KEYS_MAX]; /* set by the user: keeps its value when `rules` changes the defaults */
     char *text[CEDAR_OPT_KEYS_MAX]; /* value of each key as canonical text, in table order; owned. The strings above
                                      * point into it. */

@@ -316,18 +316,23 @@ cedar_status run_handle_until(run *r, int64_t time_ns, cedar_err *err) {
 
 /* --- policies and phases ------------------------------------------------------------------------------------------ */
 
-cedar_status run_policy_admits(const run *r, const request *q, const cedar_policy_state *now, bool *yes, cedar_err *err) {
+cedar_policy_request run_policy_request(const run *r, const request *q) {
+    return (cedar_policy_request){ .request_id = q->row.request_id,
+                                   .lane = q->lane,
+                                   .stream = q->stream,
+                                   .turn = (uint32_t)q->row.turn,
+                                   .in_tokens = q->row.in_tokens,
+                                   .out_tokens = q->row.out_tokens,
+                                   .waited_ns = r->clock.sched_ns - q->row.arrival_sched_ns,
+                                   .warmup = q->phase != CEDAR_PHASE_PROFILING };
+}
+
+cedar_status run_policy_admits(const run *r, const request *q, const cedar_policy_state *now, bool *yes,
+                               cedar_err *err) {
     const cedar_policy *p = r->opts->policy;
     *yes = true;
     if (!p || !now->running) return CEDAR_OK;
-    cedar_policy_request ask = { .request_id = q->row.request_id,
-                                 .lane = q->lane,
-                                 .stream = q->stream,
-                                 .turn = (uint32_t)q->row.turn,
-                                 .in_tokens = q->row.in_tokens,
-                                 .out_tokens = q->row.out_tokens,
-                                 .waited_ns = r->clock.sched_ns - q->row.arrival_sched_ns,
-                                 .warmup = q->phase != CEDAR_PHASE_PROFILING };
+    const cedar_policy_request ask = run_policy_request(r, q);
     return p->admit(p->self, &ask, now, yes, err);
 }
 

@@ -142,6 +142,9 @@ cedar_status run_reject(cedar_run_state *r, cedar_request *q, cedar_turn_end how
 /* Handles what is due up to a schedule time. */
 cedar_status run_handle_until(cedar_run_state *r, int64_t time_ns, cedar_err *err) CEDAR_USE_RESULT;
 
+/* A request as policies see it. */
+cedar_policy_request run_policy_request(const cedar_run_state *r, const cedar_request *q);
+
 /* The scenario's policy, asked with the state of the engine; *yes without one, and while nothing runs there. */
 cedar_status run_policy_admits(const cedar_run_state *r, const cedar_request *q, const cedar_policy_state *now,
                                bool *yes, cedar_err *err) CEDAR_USE_RESULT;

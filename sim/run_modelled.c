@@ -20,6 +20,7 @@ typedef cedar_run_state run;
 typedef cedar_request request;
 
 enum { PROGRESS_STEPS = 256 };      /* steps between two calls of the host's progress */
+enum { NO_ENGINE = UINT32_MAX };
 
 /* A line of requests; first in, first out. */
 typedef struct line {
@@ -54,6 +55,9 @@ struct run_modelled {
     run *r;
     engine *engines;
     uint32_t count;
+    uint32_t *of_session;           /* [lanes] engine of the session the lane plays, NO_ENGINE before its first request */
+    uint32_t next;                  /* round robin */
+    cedar_policy_engine *seen;      /* [count] scratch of a router */
     bool stopping;                  /* no step begins any more */
     request **ended;                /* [seq_count] scratch: requests that end with a step */
 };
@@ -86,8 +90,11 @@ cedar_status run_modelled_new(run *r, run_modelled **out, cedar_err *err) {
     m->count = (uint32_t)r->opts->engines;
     m->engines = cedar_calloc(m->count, sizeof *m->engines);
     m->ended = cedar_calloc(r->engine_opts.seq_count, sizeof *m->ended);
-    cedar_status st = m->engines && m->ended ? CEDAR_OK
-                                             : cedar_fail(err, CEDAR_E_OOM, "no memory for %u engines", m->count);
+    m->seen = cedar_calloc(m->count, sizeof *m->seen);
+    m->of_session = cedar_calloc(r->lane_rules.lanes, sizeof *m->of_session);
+    bool there = m->engines && m->ended && m->seen && m->of_session;
+    cedar_status st = there ? CEDAR_OK : cedar_fail(err, CEDAR_E_OOM, "no memory for %u engines", m->count);
+    for (uint32_t i = 0; i < r->lane_rules.lanes && !st; i++) m->of_session[i] = NO_ENGINE;
     for (uint32_t i = 0; i < m->count && !st; i++) st = engine_open(m, &m->engines[i], i, err);
     if (st) run_modelled_free(m);
     else *out = m;
@@ -113,6 +120,8 @@ void run_modelled_free(run_modelled *m) {
     for (uint32_t i = 0; i < m->count && m->engines; i++) engine_close(m->r, &m->engines[i]);
     cedar_free(m->engines);
     cedar_free(m->ended);
+    cedar_free(m->seen);
+    cedar_free(m->of_session);
     cedar_free(m);
 }
 
@@ -121,6 +130,7 @@ void run_modelled_forget(run_modelled *m, uint32_t lane) {
         cedar_ledger_tree_end(m->engines[i].ledger, m->engines[i].trees[lane]);
         m->engines[i].trees[lane] = NULL;
     }
+    m->of_session[lane] = NO_ENGINE;
 }
 
 /* --- the line ----------------------------------------------------------------------------------------------------- */
@@ -144,12 +154,6 @@ static void line_drop_first(line *l) {
 }
 
 static uint32_t running(const engine *e) { return e->prompt_count + e->decoding_count; }
-
-cedar_status run_modelled_arrive(run_modelled *m, request *q, const cedar_turn_ref *ref, cedar_err *err) {
-    q->ref = *ref;
-    q->row.engine = q->engine + 1;
-    return line_add(&m->engines[q->engine].waiting, q, err);
-}
 
 /* --- admission ---------------------------------------------------------------------------------------------------- */
 
@@ -238,6 +242,76 @@ static cedar_status admit_waiting(run *r, engine *e, cedar_err *err) {
         e->blocked = !admitted;
     }
     return st;
+}
+
+/* --- routing ------------------------------------------------------------------------------------------------------ */
+
+static size_t load_of(const engine *e) { return e->waiting.count + running(e); }
+
+static uint32_t least_loaded(const run_modelled *m) {
+    uint32_t best = 0;
+    for (uint32_t i = 1; i < m->count; i++)
+        if (load_of(&m->engines[i]) < load_of(&m->engines[best])) best = i;
+    return best;
+}
+
+/* Tokens of the prompt that an engine's prefix cache can serve. */
+static uint32_t cached_tokens(const run *r, const engine *e, const request *q) {
+    cedar_ledger_hit hit;
+    return find_hit(r, e, q, &hit).hit;
+}
+
+/* Most of the prompt cached; then the least loaded. */
+static uint32_t most_cached(const run_modelled *m, const request *q) {
+    uint32_t best = 0, most = cached_tokens(m->r, &m->engines[0], q);
+    for (uint32_t i = 1; i < m->count; i++) {
+        uint32_t tokens = cached_tokens(m->r, &m->engines[i], q);
+        bool lighter = tokens == most && load_of(&m->engines[i]) < load_of(&m->engines[best]);
+        if (tokens < most || (tokens == most && !lighter)) continue;
+        best = i;
+        most = tokens;
+    }
+    return best;
+}
+
+static cedar_status ask_router(run_modelled *m, const request *q, uint32_t *out, cedar_err *err) {
+    const cedar_router *router = m->r->opts->router;
+    const cedar_policy_request ask = run_policy_request(m->r, q);
+    for (uint32_t i = 0; i < m->count; i++) {
+        const engine *e = &m->engines[i];
+        const cedar_policy_state s = state_of(m->r, e);
+        m->seen[i] = (cedar_policy_engine){ .waiting = s.waiting, .running = s.running, .decoding = s.decoding,
+                                            .pages_free = s.pages_free, .pages_total = s.pages_total,
+                                            .cached_tokens = cached_tokens(m->r, e, q) };
+    }
+    cedar_status st = router->route(router->self, &ask, m->seen, m->count, out, err);
+    CEDAR_ASSERT(st || *out < m->count);
+    return st;
+}
+
+static cedar_status route(run_modelled *m, const request *q, uint32_t *out, cedar_err *err) {
+    *out = 0;
+    switch (m->r->opts->routing) {
+    case CEDAR_ROUTING_SESSION:
+        if (m->of_session[q->lane] == NO_ENGINE) m->of_session[q->lane] = least_loaded(m);
+        *out = m->of_session[q->lane];
+        return CEDAR_OK;
+    case CEDAR_ROUTING_ROUND_ROBIN:
+        *out = m->next++ % m->count;
+        return CEDAR_OK;
+    case CEDAR_ROUTING_LEAST_LOADED: *out = least_loaded(m); return CEDAR_OK;
+    case CEDAR_ROUTING_PREFIX: *out = most_cached(m, q); return CEDAR_OK;
+    case CEDAR_ROUTING_POLICY: return ask_router(m, q, out, err);
+    }
+    return CEDAR_OK;
+}
+
+cedar_status run_modelled_arrive(run_modelled *m, request *q, const cedar_turn_ref *ref, cedar_err *err) {
+    q->ref = *ref;
+    cedar_status st = route(m, q, &q->engine, err);
+    if (st) return st;
+    q->row.engine = q->engine + 1;
+    return line_add(&m->engines[q->engine].waiting, q, err);
 }
 
 /* --- the heap of decoding requests -------------------------------------------------------------------------------- */

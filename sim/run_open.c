@@ -1,4 +1,6 @@
 /* What a run is made of: traces, model, rules, engine, cache, exact shadow and buffers, from the options. */
+#include <inttypes.h>
+
 #include "base/mem.h"
 #include "sim/run_int.h"
 
@@ -16,6 +18,17 @@ static cedar_status refuse_early(const run *r, cedar_err *err) {
     if (*o->admission && !o->policy)
         return cedar_fail(err, CEDAR_E_ARG,
                           "admission = \"%.64s\" names a policy; give it as a function, in a scenario", o->admission);
+    if (o->routing == CEDAR_ROUTING_POLICY && !o->router)
+        return cedar_fail(err, CEDAR_E_ARG, "routing = \"policy\" needs a function, which a scenario can give: "
+                          "routing = function(request, engines) ... end");
+    if (o->engines > 1 && cedar_run_backend(o) != CEDAR_BACKEND_NONE)
+        return cedar_fail(err, CEDAR_E_ARG,
+                          "engines = %" PRId64 ": a run has several engines only when they are modelled and compute "
+                          "nothing; take clock = \"modelled\" and backend = \"none\"", o->engines);
+    if (o->steps_per_row > 1 && cedar_run_backend(o) != CEDAR_BACKEND_NONE)
+        return cedar_fail(err, CEDAR_E_ARG,
+                          "steps_per_row = %" PRId64 ": steps are summed up only where they are modelled and compute "
+                          "nothing; else the duration of each is needed to replay them", o->steps_per_row);
     if (o->clock == CEDAR_CLOCK_RECORDED && !r->host->recorded)
         return cedar_fail(err, CEDAR_E_ARG,
                           "clock = \"recorded\" needs the durations of an earlier run; use `cedar replay RUN.db`");

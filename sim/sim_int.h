@@ -178,12 +178,12 @@ cedar_status cedar_ledger_new(const cedar_prefixes *x, const cedar_ledger_opts *
                               cedar_err *err) CEDAR_USE_RESULT;
 void cedar_ledger_free(cedar_ledger *l);
 
-/* A tree begins; its pages may stay in the cache when it has ended. NULL is legal for both when it ends. */
+/* A tree begins; its pages may stay in the cache when it has ended. Ending NULL is legal. */
 cedar_status cedar_ledger_tree_open(cedar_ledger *l, uint32_t trace, cedar_ledger_tree **out,
                                     cedar_err *err) CEDAR_USE_RESULT;
 void cedar_ledger_tree_end(cedar_ledger *l, cedar_ledger_tree *t);
 
-/* Longest cached prefix of the pages that end at an edge. Changes nothing. */
+/* Longest cached prefix of the pages that end at an edge; t NULL: the tree has nothing here yet. Changes nothing. */
 void cedar_ledger_find(const cedar_ledger *l, const cedar_ledger_tree *t, uint32_t edge, cedar_ledger_hit *out);
 
 void cedar_ledger_pin(cedar_ledger *l, int32_t run);
