@@ -254,7 +254,7 @@ static void print_figure(const bench *b, figure f) {
     cedar_sort_real(v, b->repeat);
     double median = cedar_percentile(v, b->repeat, 50), goal = figures[f].goal;
     bool met = figures[f].less ? median <= goal : median >= goal;
-    const char *says = !goal ? "" : met ? "yes" : "no";
+    const char *says = goal > 0 ? met ? "yes" : "no" : "";
     int digits = median < 100 ? 3 : 0;
     const char *name = figures[f].name;
     if (b->csv) {
@@ -264,7 +264,7 @@ static void print_figure(const bench *b, figure f) {
     }
     printf("%-36s %12.*f %12.*f %12.*f  %-17s", name, digits, median, digits, v[0], digits, v[b->repeat - 1],
            figures[f].unit);
-    if (goal) printf(" %s %g: %s", figures[f].less ? "<=" : ">=", goal, says);
+    if (goal > 0) printf(" %s %g: %s", figures[f].less ? "<=" : ">=", goal, says);
     putchar('\n');
 }
 

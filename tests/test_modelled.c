@@ -250,6 +250,54 @@ START_TEST(steps_may_share_a_row) {
 }
 END_TEST
 
+/* A run that is stopped at any row ends so that a replay, which is told when the last step begins, reaches the same
+ * events; with engines whose steps overlap too. */
+START_TEST(stopped_runs_replay_to_the_same_events) {
+    static const char *const settings[] = { MODELLED, MODELLED "engines=2 kv_pages=64",
+                                            MODELLED "engines=2 routing=round_robin" };
+    int stopped = 0;
+    for (int row = 1; row < 60; row++) {
+        journal *l = calloc(1, sizeof *l), *again = calloc(1, sizeof *l);
+        cedar_run_result a, b;
+        cedar_err err = { 0 };
+        l->hardware = again->hardware = cedar_hardware_find;
+        l->stop_at_row = row;
+        cedar_status st = play_run(TWO, settings[_i], l, NULL, &a, &err);
+        again->stop_at_step = (int)l->steps;
+        if (st == CEDAR_E_INTERRUPT && l->steps) {
+            stopped++;
+            ck_assert_int_eq(play_run(TWO, settings[_i], again, NULL, &b, &err), CEDAR_E_INTERRUPT);
+            ck_assert_msg(a.event_hash == b.event_hash, "stopped after row %d, step %d", row, (int)l->steps);
+            ck_assert(strcmp(l->rows, again->rows) == 0);
+        }
+        journal_free(l);
+        journal_free(again);
+    }
+    ck_assert_int_ge(stopped, 15);
+}
+END_TEST
+
+START_TEST(no_allocation_failure_leaks) {
+    int64_t live = cedar_mem_live();
+    int failures = 0;
+    for (int64_t n = 1; n < 3000; n++) {
+        journal *l = calloc(1, sizeof *l);
+        cedar_run_result a;
+        cedar_err err = { 0 };
+        l->hardware = cedar_hardware_find;
+        l->fail_alloc = n;
+        cedar_status st = play_run(TWO, MODELLED "engines=2 kv_pages=30 routing=prefix", l, NULL, &a, &err);
+        cedar_mem_fail_at(0);
+        ck_assert_msg(st == CEDAR_OK || st == CEDAR_E_OOM, "allocation %d: %s", (int)n, err.msg);
+        ck_assert_int_eq(cedar_mem_live(), live);
+        journal_free(l);
+        failures += st != CEDAR_OK;
+        if (!st) break;
+    }
+    ck_assert_int_gt(failures, 40);
+}
+END_TEST
+
 /* --- memory, with the store on ------------------------------------------------------------------------------------ */
 
 /* Passes rows on to a store and looks at memory after a tenth of the requests and from then on. */
@@ -427,6 +475,8 @@ int main(void) {
     tcase_add_test(t, rules_of_routing);
     tcase_add_test(t, the_least_loaded_engine_is_taken);
     tcase_add_test(t, steps_may_share_a_row);
+    tcase_add_loop_test(t, stopped_runs_replay_to_the_same_events, 0, 3);
+    tcase_add_test(t, no_allocation_failure_leaks);
     tcase_add_loop_test(t, refusals_say_what_to_do, 0, sizeof refusals / sizeof *refusals);
     tcase_add_test(t, memory_is_flat_with_the_store_on);
     suite_add_tcase(s, t);
