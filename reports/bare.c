@@ -1,4 +1,5 @@
-/* The peer of the store in `cedar bench sim`: the rows of a table once more, through nothing but a prepared statement. */
+/* The peer of the store in `cedar bench sim`: the rows of a table once more, through nothing but a prepared
+ * statement. */
 #include "reports/reports.h"
 
 #include <stdlib.h>

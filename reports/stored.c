@@ -34,8 +34,8 @@ static cedar_status load_manifest(sqlite3 *db, const char *path, cedar_stored *s
 static cedar_status count_steps(sqlite3 *db, const char *path, cedar_stored_run *run, bool *summed, cedar_err *err) {
     sqlite3_stmt *q;
     bool row = false;
-    cedar_status st = reports_prepare(db, path, "SELECT COALESCE(SUM(steps), 0), COALESCE(MAX(steps), 1) > 1 FROM steps "
-                                      "WHERE run_id = ?", &q, err);
+    cedar_status st = reports_prepare(db, path, "SELECT COALESCE(SUM(steps), 0), COALESCE(MAX(steps), 1) > 1 "
+                                      "FROM steps WHERE run_id = ?", &q, err);
     if (!st) sqlite3_bind_int64(q, 1, run->run_id);
     if (!st) st = reports_next(db, path, q, &row, err);
     *summed = !st && row && sqlite3_column_int(q, 1);

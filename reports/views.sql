@@ -174,7 +174,8 @@ GROUP BY u.run_id ORDER BY u.run_id;
 CREATE VIEW v_engines AS                    -- per run and engine: kept requests, and steps of all phases
 WITH served AS (
     SELECT run_id, engine, COUNT(*) AS requests, COUNT(DISTINCT session_id) AS sessions, SUM(in_tokens) AS in_tokens,
-           SUM(hit_tokens) AS hit_tokens, SUM(out_tokens) AS out_tokens, AVG(first_ns - arrival_ns) / 1e6 AS ttft_mean_ms
+           SUM(hit_tokens) AS hit_tokens, SUM(out_tokens) AS out_tokens,
+           AVG(first_ns - arrival_ns) / 1e6 AS ttft_mean_ms
     FROM requests WHERE phase = 'profiling' AND error = '' GROUP BY run_id, engine),
 stepped AS (
     SELECT run_id, engine, SUM(steps) AS steps, SUM(duration_ns) AS busy_ns, MAX(waiting) AS waiting_max,

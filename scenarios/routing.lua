@@ -6,8 +6,8 @@
 --           "prefix" goes where most of the prompt is cached; "own" is a function of this file: like "prefix", but not
 --           to an engine with twice the load of the idlest. "one cache" is the limit: one engine with the memory of all
 --           four, so that nothing can be elsewhere, and a quarter of their speed.
--- Look at   the hit rate of each way of routing against the session's own and against one cache, TTFT beside it, and how
---           evenly the engines are used (cedar report --csv v_engines). All figures are modelled.
+-- Look at   the hit rate of each way of routing against the session's own and against one cache, TTFT beside it, and
+--           how evenly the engines are used (cedar report --csv v_engines). All figures are modelled.
 
 local base = {
   model = "flash-e32", clock = "modelled", hardware = "h200", trace = "traces/kv-cache-tester/corpus48.jsonl.gz",

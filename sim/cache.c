@@ -5,8 +5,8 @@
  * than its children, and the list's oldest node has no children that could be left behind: eviction is one step, and
  * its order depends on the order of uses alone. Stored windows have a recency list of their own and a budget in bytes.
  *
- * Memory: nodes and tokens for the whole pool are taken at the start. The record of evicted prefixes grows up to a limit;
- * then its older half is forgotten, and what is in neither half counts as never cached. */
+ * Memory: nodes and tokens for the whole pool are taken at the start. The record of evicted prefixes grows up to a
+ * limit; then its older half is forgotten, and what is in neither half counts as never cached. */
 #include <string.h>
 
 #include "base/hash.h"

@@ -29,20 +29,20 @@ typedef enum figure {
 } figure;
 
 static const struct { const char *name, *unit; double goal; bool less; } figures[FIGURE_COUNT] = {
-    [REPLAY_STORE] = { "modelled replay, store on", "requests/s", 100000, false },
+    [REPLAY_STORE] = { "modelled replay with the store", "requests/s", 100000, false },
     [REPLAY_STORE_CPU] = { "  per second of CPU time", "requests/s", 0, false },
-    [REPLAY_BARE] = { "modelled replay, store off", "requests/s", 0, false },
+    [REPLAY_BARE] = { "modelled replay without the store", "requests/s", 0, false },
     [REPLAY_BARE_CPU] = { "  per second of CPU time", "requests/s", 0, false },
-    [REQUEST_ROWS] = { "store alone, table requests", "rows/s", 0, false },
-    [REQUEST_SAME] = { "  ratio to bare inserts, same table", "", 0.7, false },
+    [REQUEST_ROWS] = { "store alone: table requests", "rows/s", 0, false },
+    [REQUEST_SAME] = { "  ratio to bare inserts (same table)", "", 0.7, false },
     [REQUEST_PLAIN] = { "  the same without keys and checks", "", 0, false },
-    [STEP_ROWS] = { "store alone, table steps", "rows/s", 0, false },
-    [STEP_SAME] = { "  ratio to bare inserts, same table", "", 0.7, false },
+    [STEP_ROWS] = { "store alone: table steps", "rows/s", 0, false },
+    [STEP_SAME] = { "  ratio to bare inserts (same table)", "", 0.7, false },
     [STEP_PLAIN] = { "  the same without keys and checks", "", 0, false },
     [LOOP_BARE] = { "bare event loop", "events/s", 0, false },
-    [EVENTS] = { "replay, store off", "events/s", 0, false },
+    [EVENTS] = { "replay without the store", "events/s", 0, false },
     [EVENT_RATIO] = { "  ratio to the bare loop", "", 0.25, false },
-    [EVENTS_STORE] = { "replay, store on", "events/s", 0, false },
+    [EVENTS_STORE] = { "replay with the store", "events/s", 0, false },
     [EVENT_STORE_RATIO] = { "  ratio to the bare loop", "", 0, false },
     [LOAD] = { "loading 48 traces", "s/100 MB of JSON", 1, true },
 };
@@ -216,13 +216,16 @@ static cedar_status store_steps(bench *b, uint64_t n, cedar_err *err) { return m
 
 /* --- the bare loop, and loading ----------------------------------------------------------------------------------- */
 
-/* As many events as a replay has, a timer of each lane pending at any time; nothing is done but to take and set them. */
+/* As many events as a replay has, a timer of each lane pending at any time; nothing is done but to take and set
+ * them. */
 static cedar_status bare_loop(bench *b, uint64_t n, cedar_err *err) {
     cedar_events q = { 0 };
     cedar_status st = CEDAR_OK;
     uint64_t key = cedar_rng_key(1, "bench/loop");
-    for (uint32_t i = 0; i < b->lanes && !st; i++)
-        st = cedar_events_push(&q, (cedar_event){ .time_ns = (int64_t)cedar_rng_below(key, i, 1000000), .lane = i }, err);
+    for (uint32_t i = 0; i < b->lanes && !st; i++) {
+        const cedar_event e = { .time_ns = (int64_t)cedar_rng_below(key, i, 1000000), .lane = i };
+        st = cedar_events_push(&q, e, err);
+    }
     int64_t start = clock_ns(CLOCK_MONOTONIC);
     for (uint64_t i = 0; i < b->events && !st; i++) {
         cedar_event e = cedar_events_pop(&q);

@@ -4,8 +4,8 @@
  * are told apart by names, not tokens, and have no ids, all pages of a run are used, pinned and given up alike, the
  * deepest first. The order of eviction is that of cache.c, page for page, without walking paths: a use of a run is a
  * use of its whole path, so a run was last used when the last of those behind it was. The recency list therefore only
- * holds runs where uses ended. One that comes to its front while there are runs behind it was used since, and leaves the
- * list; and when the last run behind one is given up, that one was used no later, and takes its place.
+ * holds runs where uses ended. One that comes to its front while there are runs behind it was used since, and leaves
+ * the list; and when the last run behind one is given up, that one was used no later, and takes its place.
  *
  * Runs lie on the edges of the corpus (sim/prefixes.c). An edge's cached pages are its first `cached`, and pages behind
  * an edge's end are cached only when all of the edge is. `ever` is the most pages an edge has had: it tells a page that

@@ -90,9 +90,9 @@ static const cedar_verb verbs[] = {
     { "bench", "measure the program itself; each figure against a limit or a peer of the same run",
       "usage: cedar bench sim [--requests N] [--repeat N] [--lanes N] [--csv]\n"
       "\n"
-      "sim   the simulator on one core: requests a second of a modelled replay of 48 recorded sessions, with the store\n"
-      "      and without; the store against bare prepared inserts of the same rows; the replay against a bare event\n"
-      "      loop; loading traces. Each is repeated; shown are median, least and most (docs/METHOD.md).\n"
+      "sim   the simulator on one core: requests a second of a modelled replay of 48 recorded sessions, with the\n"
+      "      store and without; the store against bare prepared inserts of the same rows; the replay against a bare\n"
+      "      event loop; loading traces. Each is repeated; shown are median, least and most (docs/METHOD.md).\n"
       "\n"
       "      --requests N    requests of each replay (default 200000)\n"
       "      --repeat N      repetitions (default 5)\n"

@@ -52,7 +52,9 @@ static void bucket_put(build *b, uint32_t e) {
     b->buckets[i] = e;
 }
 
-static cedar_status oom(cedar_err *err) { return cedar_fail(err, CEDAR_E_OOM, "no memory for the prefixes of a corpus"); }
+static cedar_status oom(cedar_err *err) {
+    return cedar_fail(err, CEDAR_E_OOM, "no memory for the prefixes of a corpus");
+}
 
 /* Room for two more edges. */
 static cedar_status edge_room(build *b, cedar_err *err) {

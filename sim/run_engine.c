@@ -281,8 +281,8 @@ static void note_step(run *r, const cedar_step_plan *plan) {
     run_note(r, RUN_MARK_STEP, (uint64_t)r->steps, plan->entry_count, (uint64_t)r->clock.sched_ns);
     for (uint32_t i = 0; i < plan->entry_count; i++) {
         const cedar_plan_entry *e = &plan->entries[i];
-        run_note(r, RUN_MARK_ENTRY, (uint64_t)r->running[r->slices[i].item]->row.request_id, (uint64_t)e->pos << 32 | e->rows,
-             (uint64_t)e->kept << 32 | e->replayed);
+        run_note(r, RUN_MARK_ENTRY, (uint64_t)r->running[r->slices[i].item]->row.request_id,
+                 (uint64_t)e->pos << 32 | e->rows, (uint64_t)e->kept << 32 | e->replayed);
     }
 }
 
@@ -350,7 +350,8 @@ static cedar_status advance(run *r, request *q, const cedar_plan_entry *e, int32
     if (st || e->pos + e->rows < q->row.in_tokens) return st;
     uint32_t at = q->row.in_tokens + q->produced;
     if (r->opts->continuation == CEDAR_CONTINUATION_GREEDY) q->tokens[at] = argmax;
-    run_note(r, RUN_MARK_TOKEN, (uint64_t)q->row.request_id, (uint64_t)at << 32 | (uint32_t)q->tokens[at], (uint32_t)argmax);
+    run_note(r, RUN_MARK_TOKEN, (uint64_t)q->row.request_id, (uint64_t)at << 32 | (uint32_t)q->tokens[at],
+             (uint32_t)argmax);
     if (q->produced++ == 0) {
         q->row.first_sched_ns = r->clock.sched_ns;
         q->row.first_ns = r->clock.meter_ns;

@@ -109,7 +109,7 @@ cedar_status cedar_run_load_corpus(cedar_run_cache *c, const cedar_run_opts *o, 
 /* Gives back what a request holds, and the request itself for another one; q may be NULL. */
 void cedar_request_free(cedar_run_state *r, cedar_request *q);
 
-/* --- run.c: what both kinds of run have in common ------------------------------------------------------------------ */
+/* --- run.c: what both kinds of run have in common ----------------------------------------------------------------- */
 
 /* What is folded into the event hash, first word of each event (docs/METHOD.md "Repeating a run"). */
 typedef enum run_mark {
@@ -162,7 +162,7 @@ cedar_status run_engine_loop(cedar_run_state *r, cedar_err *err) CEDAR_USE_RESUL
 /* Requests that the end of the run found on their way: reported, not dropped. */
 cedar_status run_engine_unfinished(cedar_run_state *r, cedar_err *err) CEDAR_USE_RESULT;
 
-/* --- run_modelled.c: the same where nothing is computed ------------------------------------------------------------ */
+/* --- run_modelled.c: the same where nothing is computed ----------------------------------------------------------- */
 
 cedar_status run_modelled_new(cedar_run_state *r, run_modelled **out, cedar_err *err) CEDAR_USE_RESULT;
 void run_modelled_free(run_modelled *m);    /* requests on their way, too */

@@ -31,7 +31,7 @@ typedef struct line {
 typedef struct engine {
     uint32_t number;                /* from 0 */
     cedar_ledger *ledger;
-    cedar_ledger_tree **trees;      /* [lanes] of the session the lane plays; NULL until its first request is admitted */
+    cedar_ledger_tree **trees;      /* [lanes] of the session the lane plays; NULL before its first admission */
     line waiting;
     request **prompts;              /* [seq_count] running requests that have no token yet, in order of admission */
     cedar_sched_item *items;        /* [seq_count] the same as the scheduler sees them */
@@ -55,7 +55,7 @@ struct run_modelled {
     run *r;
     engine *engines;
     uint32_t count;
-    uint32_t *of_session;           /* [lanes] engine of the session the lane plays, NO_ENGINE before its first request */
+    uint32_t *of_session;           /* [lanes] engine of the lane's session, NO_ENGINE before its first request */
     uint32_t next;                  /* round robin */
     cedar_policy_engine *seen;      /* [count] scratch of a router */
     bool stopping;                  /* no step begins any more */
@@ -101,7 +101,9 @@ cedar_status run_modelled_new(run *r, run_modelled **out, cedar_err *err) {
     return st;
 }
 
-void run_modelled_unpin(run_modelled *m, const request *q) { cedar_ledger_unpin(m->engines[q->engine].ledger, q->node); }
+void run_modelled_unpin(run_modelled *m, const request *q) {
+    cedar_ledger_unpin(m->engines[q->engine].ledger, q->node);
+}
 
 static request *line_at(const line *l, size_t i) { return l->q[(l->first + i) & l->mask]; }
 
@@ -547,7 +549,7 @@ static cedar_status end_step(run *r, engine *e, cedar_err *err) {
     return st;
 }
 
-/* --- what the end of the run or of the warm-up finds on its way ---------------------------------------------------- */
+/* --- what the end of the run or of the warm-up finds on its way --------------------------------------------------- */
 
 /* Running requests in order of admission, with their rows as far as they have come; scratch. */
 static uint32_t gather_running(run_modelled *m, const engine *e) {

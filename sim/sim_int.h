@@ -103,8 +103,8 @@ typedef struct cedar_page_name {
     bool salted;
 } cedar_page_name;
 
-/* Names of pages [first, count) of the turn's prompt and answer into out [count]. Of ref->salt only counts whether there
- * is one. */
+/* Names of pages [first, count) of the turn's prompt and answer into out [count]. Of ref->salt only counts whether
+ * there is one. */
 void cedar_prompt_names(const cedar_prompts *p, const cedar_turn_ref *ref, uint32_t page_tokens, uint32_t first,
                         uint32_t count, cedar_page_name *out);
 
@@ -189,7 +189,8 @@ void cedar_ledger_find(const cedar_ledger *l, const cedar_ledger_tree *t, uint32
 void cedar_ledger_pin(cedar_ledger *l, int32_t run);
 void cedar_ledger_unpin(cedar_ledger *l, int32_t run);
 
-/* Takes pages for a request; gives up cached ones for them if it must. *there: false when pinned ones are in the way. */
+/* Takes pages for a request; gives up cached ones for them if it must. *there: false when pinned ones are in the
+ * way. */
 void cedar_ledger_take(cedar_ledger *l, uint32_t pages, bool *there);
 void cedar_ledger_give(cedar_ledger *l, uint32_t pages);
 
@@ -410,8 +411,8 @@ typedef struct cedar_sched_slice {
 uint32_t cedar_sched_plan(const cedar_sched_limits *limits, const cedar_sched_item *items, uint32_t count,
                           cedar_sched_slice *slices);
 
-/* The prompt chunks of that plan alone, beside `decoding` decode rows: of items that are all in their prompts, the first
- * ones, one slice each. */
+/* The prompt chunks of that plan alone, beside `decoding` decode rows: of items that are all in their prompts, the
+ * first ones, one slice each. */
 uint32_t cedar_sched_chunks(const cedar_sched_limits *limits, uint32_t decoding, const cedar_sched_item *items,
                             uint32_t count, cedar_sched_slice *slices);
 

@@ -182,7 +182,8 @@ START_TEST(a_memo_changes_no_price) {
                     cedar_plan_total(&p);
                     cedar_cost_load_add(&load, step, rows, e[batch].kept);
                 }
-                ck_assert_int_eq(cedar_cost_load_ns(&k, CEDAR_CUT_AFTER, &load, &memo), cedar_cost_step_ns(&k, &p, NULL));
+                ck_assert_int_eq(cedar_cost_load_ns(&k, CEDAR_CUT_AFTER, &load, &memo),
+                                 cedar_cost_step_ns(&k, &p, NULL));
             }
         }
 }

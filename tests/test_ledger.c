@@ -1,5 +1,5 @@
-/* Modelled runs in parts: prefixes against the tokens they stand for, the ledger's structure under random use, and lists
- * of latencies that are longer than memory has room for. */
+/* Modelled runs in parts: prefixes against the tokens they stand for, the ledger's structure under random use, and
+ * lists of latencies that are longer than memory has room for. */
 #include <check.h>
 #include <math.h>
 #include <stdlib.h>
@@ -102,7 +102,8 @@ START_TEST(prefixes_are_those_of_the_tokens) {
         cedar_corpus *c = make_corpus(&d);
         cedar_prompts *p;
         cedar_prefixes *x;
-        const cedar_prompt_rules rules = { .vocab = VOCAB, .length_num = 1 + roll(&d, 2), .length_den = 1 + roll(&d, 2) };
+        const cedar_prompt_rules rules = { .vocab = VOCAB, .length_num = 1 + roll(&d, 2),
+                                           .length_den = 1 + roll(&d, 2) };
         uint32_t page = 1 + roll(&d, 9);
         bool salts = roll(&d, 3) > 0;
         OK(cedar_prompts_new(c, &rules, &p, &failure));

@@ -53,8 +53,8 @@ static cedar_status fake_run(void *self, const cedar_run_opts *o, cedar_run_resu
     }
     for (uint32_t turn = 0; o->router && turn < 3; turn++) {
         const cedar_policy_request request = { .request_id = turn + 1, .turn = turn, .in_tokens = 100 };
-        const cedar_policy_engine engines[] = { { .waiting = 4, .cached_tokens = 64 }, { .waiting = turn, .running = 1 },
-                                                { .waiting = 2 } };
+        const cedar_policy_engine engines[] = { { .waiting = 4, .cached_tokens = 64 },
+                                                { .waiting = turn, .running = 1 }, { .waiting = 2 } };
         uint32_t engine = 0;
         cedar_status st = o->router->route(o->router->self, &request, engines, 3, &engine, e);
         if (st) return st;
@@ -670,9 +670,11 @@ static const struct { const char *text, *message; } policy_mistakes[] = {
     { "run{ trace = 'a', admission = function() run{ trace = 'b' } end }",
       "t.lua:1: run: admission policy, request 1: t.lua:1: run cannot be called by a policy" },
     { "run{ trace = 'a', routing = function() end }",
-      "t.lua:1: run: routing policy, request 1: a routing policy must return the number of an engine; it returned nil" },
+      "t.lua:1: run: routing policy, request 1: a routing policy must return the number of an engine; it returned "
+      "nil" },
     { "run{ trace = 'a', routing = function() return 1.5 end }",
-      "t.lua:1: run: routing policy, request 1: a routing policy must return the number of an engine; it returned number" },
+      "t.lua:1: run: routing policy, request 1: a routing policy must return the number of an engine; it returned "
+      "number" },
     { "run{ trace = 'a', routing = function(r) return r.turn + 1 + #'ab' end }",
       "t.lua:1: run: routing policy, request 2: a routing policy must return the number of an engine, 1 to 3; it "
       "returned 4" },
@@ -699,9 +701,9 @@ START_TEST(policies_are_asked_and_recorded) {
 END_TEST
 
 START_TEST(routers_are_asked_and_recorded) {
-    play_prints("local function idle(request, engines)\n  local best = 1\n  for i, e in ipairs(engines) do\n    if e.waiting "
-                "+ e.running < engines[best].waiting + engines[best].running then best = i end\n  end\n  return "
-                "engines[1].cached_tokens > request.in_tokens and 1 or best\nend\n"
+    play_prints("local function idle(request, engines)\n  local best = 1\n  for i, e in ipairs(engines) do\n    if "
+                "e.waiting + e.running < engines[best].waiting + engines[best].running then best = i end\n  end\n"
+                "  return engines[1].cached_tokens > request.in_tokens and 1 or best\nend\n"
                 "local a = run{ trace = 'a', engines = 3, routing = idle }\n"
                 "local b = run{ trace = 'a', engines = 3, routing = 'prefix' }\n"
                 "print(a.options.routing, a.options.routing_policy:match('^lines 1%-7, sha256 %x+$') ~= nil, "

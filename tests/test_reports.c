@@ -198,11 +198,11 @@ static void write_example(void) {
     }
     /* Steps: 10 + 30 ms busy in a span of 100 ms. */
     cedar_step_row a = step_row(1, 1), b = step_row(1, 2);
-    a.start_ns = 0, a.end_ns = a.duration_ns = 10 * MS, a.rows = 20, a.prefill_rows = 16, a.decode_rows = 4, a.replayed_rows = 4,
-    a.kept_rows = 10;
+    a.start_ns = 0, a.end_ns = a.duration_ns = 10 * MS, a.rows = 20, a.prefill_rows = 16, a.decode_rows = 4;
+    a.replayed_rows = 4, a.kept_rows = 10;
     a.entries = 3, a.trimmed = true, a.kv_bytes_used = 1000, a.window_bytes_stored = 4000, a.pages_free = 9;
-    b.start_ns = 70 * MS, b.end_ns = 100 * MS, b.duration_ns = 30 * MS, b.rows = 10, b.prefill_rows = 0, b.decode_rows = 10,
-    b.kept_rows = 10;
+    b.start_ns = 70 * MS, b.end_ns = 100 * MS, b.duration_ns = 30 * MS, b.rows = 10, b.prefill_rows = 0;
+    b.decode_rows = 10, b.kept_rows = 10;
     b.entries = 10, b.kv_bytes_used = 2000, b.window_bytes_stored = 3000, b.pages_free = 5;
     OK(o->step(o->self, &a, &err));
     OK(o->step(o->self, &b, &err));

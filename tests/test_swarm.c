@@ -443,10 +443,11 @@ static cedar_status twin_session(void *self, const cedar_session_row *r, cedar_e
 static cedar_status twin_request(void *self, const cedar_request_row *r, cedar_err *err) {
     twin *t = self;
     (void)err;
-    fprintf(t->to, "request %ld %s s%ld l%d %d.%d in %u out %u hit %u/%u replay %u trim %u steps %u+%u depth %u miss %d "
-            "at %ld %ld %ld %ld meter %ld %ld %ld %ld %s\n", (long)r->request_id, r->phase, (long)r->session_id, r->lane,
-            r->stream, r->turn, r->in_tokens, r->out_tokens, r->hit_tokens, r->matched_tokens, r->replayed_tokens,
-            r->trimmed_tokens, r->prefill_steps, r->decode_steps, r->provenance_depth, (int)r->miss,
+    fprintf(t->to, "request %ld %s s%ld l%d %d.%d in %u out %u hit %u/%u replay %u trim %u steps %u+%u depth %u "
+            "miss %d at %ld %ld %ld %ld meter %ld %ld %ld %ld %s\n", (long)r->request_id, r->phase,
+            (long)r->session_id, r->lane, r->stream, r->turn, r->in_tokens, r->out_tokens, r->hit_tokens,
+            r->matched_tokens, r->replayed_tokens, r->trimmed_tokens, r->prefill_steps, r->decode_steps,
+            r->provenance_depth, (int)r->miss,
             (long)r->arrival_sched_ns, (long)r->admit_sched_ns, (long)r->first_sched_ns, (long)r->last_sched_ns,
             (long)r->arrival_ns, (long)r->admit_ns, (long)r->first_ns, (long)r->last_ns, r->error);
     return CEDAR_OK;
@@ -455,10 +456,10 @@ static cedar_status twin_request(void *self, const cedar_request_row *r, cedar_e
 static cedar_status twin_step(void *self, const cedar_step_row *r, cedar_err *err) {
     twin *t = self;
     (void)err;
-    fprintf(t->to, "step %ld engine %u %u=%u+%u rows %u=%u+%u replayed %u kept %u trimmed %u wait %u run %u pages %u/%u "
-            "%ld..%ld\n", (long)r->step_id, r->engine, r->entries, r->prefill_entries, r->decode_entries, r->rows,
-            r->prefill_rows, r->decode_rows, r->replayed_rows, r->kept_rows, r->trimmed, r->waiting, r->running,
-            r->pages_free, r->pages_cached, (long)r->start_sched_ns, (long)r->end_sched_ns);
+    fprintf(t->to, "step %ld engine %u %u=%u+%u rows %u=%u+%u replayed %u kept %u trimmed %u wait %u run %u "
+            "pages %u/%u %ld..%ld\n", (long)r->step_id, r->engine, r->entries, r->prefill_entries, r->decode_entries,
+            r->rows, r->prefill_rows, r->decode_rows, r->replayed_rows, r->kept_rows, r->trimmed, r->waiting,
+            r->running, r->pages_free, r->pages_cached, (long)r->start_sched_ns, (long)r->end_sched_ns);
     return CEDAR_OK;
 }
 
@@ -530,7 +531,8 @@ static void play_twins(uint64_t seed, uint64_t number) {
 /* Nothing is computed, yet everything happens as with an engine whose steps take what the model says. */
 START_TEST(modelled_runs_do_what_engines_do) {
     fake_vocab = 1 << 24;       /* in a small vocabulary an engine finds tokens that are equal by chance */
-    uint64_t first = from_environment("CEDAR_SWARM_FIRST", 0), runs = from_environment("CEDAR_SWARM_RUNS", RUNS_DEFAULT);
+    uint64_t first = from_environment("CEDAR_SWARM_FIRST", 0),
+             runs = from_environment("CEDAR_SWARM_RUNS", RUNS_DEFAULT);
     for (uint64_t i = first; i < first + runs; i++) play_twins(from_environment("CEDAR_SWARM_SEED", 1), i);
     fake_vocab = FAKE_VOCAB;
 }
