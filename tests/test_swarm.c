@@ -533,7 +533,7 @@ START_TEST(modelled_runs_do_what_engines_do) {
     fake_vocab = 1 << 24;       /* in a small vocabulary an engine finds tokens that are equal by chance */
     uint64_t first = from_environment("CEDAR_SWARM_FIRST", 0),
              runs = from_environment("CEDAR_SWARM_RUNS", RUNS_DEFAULT);
-    for (uint64_t i = first; i < first + runs; i++) play_twins(from_environment("CEDAR_SWARM_SEED", 1), i);
+    for (uint64_t i = first; i < first + 2 * runs; i++) play_twins(from_environment("CEDAR_SWARM_SEED", 1), i);
     fake_vocab = FAKE_VOCAB;
 }
 END_TEST
