@@ -496,7 +496,7 @@ static cedar_status put_timeline(const page *p, cedar_err *err) {
 }
 
 static cedar_status put_throughput(const page *p, cedar_err *err) {
-    static const char *const fold[] = { "floor", "throughput", "steps", NULL };
+    static const char *const fold[] = { "floor", "throughput", "steps", "engines", NULL };
     char intro[320];
     snprintf(intro, sizeof intro,
              "Token rows that the engine ran per second, by kind, in %d equal intervals of the run. "

@@ -12,7 +12,6 @@
 
 #include "base/hash.h"
 #include "base/mem.h"
-#include "base/rng.h"
 #include "sim/run_int.h"
 #include "sim/validity.h"
 

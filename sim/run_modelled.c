@@ -8,11 +8,9 @@
  * Meter and schedule time are one. Order of what happens at one time: steps end, in the order of engines; then events,
  * in theirs; then engines that are free begin their next steps. */
 #include <inttypes.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/hash.h"
 #include "base/mem.h"
 #include "sim/run_int.h"
 
