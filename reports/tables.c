@@ -139,6 +139,20 @@ static const reports_table tables[] = {
         { "rows/busy s", REPORTS_NUMBER },
         { "waiting max", REPORTS_COUNT },
         { "running max", REPORTS_COUNT } } },
+    { "engines",
+      "Engines",
+      "Runs with several engines: kept requests, share of their prompt tokens that the engine's prefix cache had, mean "
+      "time to first token, share of the run inside steps, and the most that waited and ran.",
+      "SELECT " RUN_NAME ", engine, n, hit_rate, ttft_mean_ms, busy_share, waiting_max, running_max FROM v_engines "
+      "WHERE run_id IN (SELECT run_id FROM v_engines GROUP BY run_id HAVING COUNT(*) > 1) ORDER BY run_id, engine",
+      { { "run", REPORTS_TEXT },
+        { "engine", REPORTS_COUNT },
+        { "requests", REPORTS_COUNT },
+        { "hit rate", REPORTS_SHARE },
+        { "TTFT mean ms", REPORTS_NUMBER },
+        { "busy", REPORTS_SHARE },
+        { "waiting max", REPORTS_COUNT },
+        { "running max", REPORTS_COUNT } } },
     { "quality",
       "Quality",
       "The arm (Q) against exact recomputation (P) on the same forced tokens; nats, full vocabulary. SE: standard "

@@ -346,6 +346,7 @@ cedar_status cedar_report_text(const char *path, FILE *to, int width, bool color
     if (st) return st;
     st = put_table(&r, "summary", true, true, err);
     if (!st) st = put_table(&r, "floor", false, true, err);
+    if (!st) st = put_table(&r, "engines", false, true, err);
     if (!st) st = put_manifest(&r, err);
     if (!st) st = put_table(&r, "offset", false, true, err);
     if (!st) st = put_table(&r, "expectations", false, false, err);

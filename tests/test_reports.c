@@ -126,6 +126,8 @@ static cedar_request_row request_row(int64_t run, int64_t id, double arrival, do
 static cedar_step_row step_row(int64_t run, int64_t id) {
     return (cedar_step_row){ .run_id = run,
                              .step_id = id,
+                             .steps = 1,
+                             .engine = 1,
                              .entries = 1,
                              .decode_entries = 1,
                              .rows = 1,
@@ -135,6 +137,7 @@ static cedar_step_row step_row(int64_t run, int64_t id) {
                              .start_sched_ns = id * MS,
                              .end_sched_ns = id * MS + MS,
                              .start_ns = id * MS,
+                             .end_ns = id * MS + MS / 2 + id,
                              .duration_ns = MS / 2 + id };
 }
 
@@ -195,11 +198,11 @@ static void write_example(void) {
     }
     /* Steps: 10 + 30 ms busy in a span of 100 ms. */
     cedar_step_row a = step_row(1, 1), b = step_row(1, 2);
-    a.start_ns = 0, a.duration_ns = 10 * MS, a.rows = 20, a.prefill_rows = 16, a.decode_rows = 4, a.replayed_rows = 4,
-    a.kept_rows = 10;
+    a.start_ns = 0, a.end_ns = a.duration_ns = 10 * MS, a.rows = 20, a.prefill_rows = 16, a.decode_rows = 4;
+    a.replayed_rows = 4, a.kept_rows = 10;
     a.entries = 3, a.trimmed = true, a.kv_bytes_used = 1000, a.window_bytes_stored = 4000, a.pages_free = 9;
-    b.start_ns = 70 * MS, b.duration_ns = 30 * MS, b.rows = 10, b.prefill_rows = 0, b.decode_rows = 10,
-    b.kept_rows = 10;
+    b.start_ns = 70 * MS, b.end_ns = 100 * MS, b.duration_ns = 30 * MS, b.rows = 10, b.prefill_rows = 0;
+    b.decode_rows = 10, b.kept_rows = 10;
     b.entries = 10, b.kv_bytes_used = 2000, b.window_bytes_stored = 3000, b.pages_free = 5;
     OK(o->step(o->self, &a, &err));
     OK(o->step(o->self, &b, &err));
@@ -316,6 +319,41 @@ START_TEST(test_throughput) {
          { "std_qps", 1.4142135623730951 });
     WANT(db, "v_qps_windows WHERE run_id = 1 AND window_index = 0", { "completions", 3 }, { "start_ns", 2.7e9 });
     WANT(db, "(SELECT * FROM v_qps_windows WHERE run_id = 1)", { "COUNT(*)", 3 }, { "SUM(completions)", 3 });
+    sqlite3_close(db);
+}
+END_TEST
+
+/* Two engines, worked out by hand. Engine 1: steps 0-40 ms in a row of four with 30 ms inside, and 60-70 ms; engine 2:
+ * 10-100 ms, no request of its own that counts. */
+START_TEST(test_engines) {
+    const cedar_observer *o;
+    cedar_store *s = open_store(&o);
+    cedar_run_row run = run_row(1, "two engines", "both");
+    cedar_step_row a = step_row(1, 1), b = step_row(1, 5), c = step_row(1, 2);
+    a.steps = 4, a.start_ns = 0, a.end_ns = 40 * MS, a.duration_ns = 30 * MS, a.rows = 40, a.entries = 12;
+    a.trimmed = 2, a.waiting = 3, a.running = 5, a.pages_free = 7, a.kv_bytes_used = 900;
+    b.start_ns = 60 * MS, b.end_ns = 70 * MS, b.duration_ns = 10 * MS, b.rows = 5, b.entries = 5, b.waiting = 1;
+    b.running = 8, b.pages_free = 9, b.kv_bytes_used = 800;
+    c.engine = 2, c.start_ns = 10 * MS, c.end_ns = 100 * MS, c.duration_ns = 90 * MS, c.rows = 3, c.entries = 3;
+    cedar_request_row q[] = { request_row(1, 1, 0, 0.010, 0.020, 100, 10), request_row(1, 2, 0, 0.030, 0.040, 300, 20),
+                              request_row(1, 3, 0, 0.100, 0.100, 50, 1), request_row(1, 4, 0, -1, -1, 50, 1) };
+    q[0].engine = q[1].engine = 1, q[2].engine = 2, q[3].error = "refused";
+    q[0].hit_tokens = 40, q[1].hit_tokens = 260, q[1].session_id = 2, q[2].phase = "warmup";
+    OK(o->run_begin(o->self, &run, &err));
+    OK(o->step(o->self, &a, &err));
+    OK(o->step(o->self, &b, &err));
+    OK(o->step(o->self, &c, &err));
+    for (int i = 0; i < 4; i++) OK(o->request(o->self, &q[i], &err));
+    OK(cedar_store_close(s, true, &err));
+    sqlite3 *db = open_plain();
+    WANT(db, "v_engines WHERE engine = 1", { "n", 2 }, { "excluded_phase", 1 }, { "excluded_error", 1 },
+         { "sessions", 2 }, { "in_tokens", 400 }, { "hit_tokens", 300 }, { "hit_rate", 0.75 }, { "out_tokens", 30 },
+         { "ttft_mean_ms", 20 }, { "steps", 5 }, { "busy_share", 0.4 }, { "waiting_max", 3 }, { "running_max", 8 },
+         { "pages_free_min", 7 }, { "kv_bytes_peak", 900 });
+    WANT(db, "v_engines WHERE engine = 2", { "n", 0 }, { "sessions", 0 }, { "steps", 1 }, { "busy_share", 0.9 });
+    WANT(db, "v_steps", { "steps", 6 }, { "trimmed_steps", 2 }, { "rows", 48 }, { "rows_per_step", 8 },
+         { "entries_per_step", 20.0 / 6 }, { "busy_ns", 13e7 }, { "span_ns", 1e8 }, { "busy_share", 0.65 });
+    WANT(db, "v_memory", { "steps", 6 }, { "kv_bytes_peak", 900 });
     sqlite3_close(db);
 }
 END_TEST
@@ -449,7 +487,7 @@ START_TEST(test_store_close) {
     WANT(db, "pragma_foreign_key_check", { "COUNT(*)", 0 });
     WANT(db, "manifest", { "finished", 1 });
     WANT(db, "pragma_application_id", { "application_id", 0x43454452 });
-    WANT(db, "pragma_user_version", { "user_version", 2 });
+    WANT(db, "pragma_user_version", { "user_version", 3 });
     sqlite3_close(db);
 }
 END_TEST
@@ -703,8 +741,8 @@ START_TEST(test_foreign_files) {
     sqlite3 *db = open_plain();
     ck_assert_int_eq(sqlite3_exec(db, "PRAGMA user_version = 0", NULL, NULL, NULL), SQLITE_OK);
     ck_assert_int_eq(cedar_report_text(db_path, f, 80, false, &err), CEDAR_E_FORMAT);
-    ck_assert_ptr_nonnull(strstr(err.msg, "schema 0, this cedar reads schema 2"));
-    ck_assert_int_eq(sqlite3_exec(db, "PRAGMA user_version = 2", NULL, NULL, NULL), SQLITE_OK);
+    ck_assert_ptr_nonnull(strstr(err.msg, "schema 0, this cedar reads schema 3"));
+    ck_assert_int_eq(sqlite3_exec(db, "PRAGMA user_version = 3", NULL, NULL, NULL), SQLITE_OK);
     sqlite3_close(db);
     /* Truncated, and with a page overwritten. */
     ck_assert_int_eq(truncate(db_path, 8192), 0);
@@ -1083,6 +1121,8 @@ static void fake_steps(fake *f, const cedar_request_row *r, int n) {
     for (int64_t t = 0; t < end; t += step_ns) {
         cedar_step_row s = { .run_id = f->run,
                              .step_id = ++id,
+                             .steps = 1,
+                             .engine = 1,
                              .graph = "none",
                              .start_sched_ns = t,
                              .end_sched_ns = t + step_ns,
@@ -1203,6 +1243,7 @@ static Suite *reports_suite(void) {
     tcase_add_test(metrics, test_interactivity);
     tcase_add_test(metrics, test_throughput);
     tcase_add_test(metrics, test_cache_and_steps);
+    tcase_add_test(metrics, test_engines);
     tcase_add_test(metrics, test_quality);
     tcase_add_test(metrics, test_offset_bins);
     tcase_add_test(metrics, test_odd_requests);
