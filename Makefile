@@ -38,11 +38,12 @@ CUSRC     := $(wildcard engine/cuda/*.cu)
 CUDA_HOME ?= /usr/local/cuda
 NVCC      := $(firstword $(wildcard $(CUDA_HOME)/bin/nvcc) $(shell command -v nvcc 2>/dev/null))
 CUDA_ARCH ?= sm_90a
-NVCC_CAN  := $(if $(NVCC),$(filter $(patsubst %a,%,$(CUDA_ARCH:sm_%=compute_%)),$(shell $(NVCC) --list-gpu-arch 2>/dev/null)))
+CUDA_FOR  := $(CUDA_ARCH:sm_%=compute_%)
+NVCC_CAN  := $(if $(NVCC),$(filter $(CUDA_FOR:%a=%),$(shell $(NVCC) --list-gpu-arch 2>/dev/null)))
 USE_CUDA  := $(and $(filter-out 0,$(CUDA)),$(NVCC_CAN),$(CUSRC))
 # The kernels are the same whatever compiles the C: builds share them.
 CUBUILD   := build/cuda-$(CUDA_ARCH)
-CUFLAGS   := -O3 -std=c++17 -gencode=arch=$(CUDA_ARCH:sm_%=compute_%),code=$(CUDA_ARCH) -fmad=false -I. \
+CUFLAGS   := -O3 -std=c++17 -gencode=arch=$(CUDA_FOR),code=$(CUDA_ARCH) -fmad=false -I. \
              -Werror all-warnings -MMD -MP
 ifneq ($(USE_CUDA),)
 BASEFLAGS += -DCEDAR_HAVE_CUDA

@@ -144,7 +144,9 @@ static void carve_rows(carver &m, dev &d, const cedar_config *c, const cedar_eng
     d.engram_ids = (int64_t *)m.take(r * max_u64(1, c->engram_rows_per_token), 8);
 }
 
-static uint16_t *take_packed(carver &m, uint64_t rows, int64_t k) { return (uint16_t *)m.take(rows * (uint64_t)padded(k), 2); }
+static uint16_t *take_packed(carver &m, uint64_t rows, int64_t k) {
+    return (uint16_t *)m.take(rows * (uint64_t)padded(k), 2);
+}
 
 /* What only the tensor-core path needs. */
 static void carve_tensor(carver &m, work &w, const cedar_config *c, uint64_t r) {
@@ -550,8 +552,8 @@ template <class A> struct forward {
     dev_rows by_place(void *base, int64_t ld) const { return dev_rows{ base, ld, false }; }
     static constexpr bool tensor = std::is_same<A, bf16>::value;
 
-    /* Launches made by `work` go to a side stream, after all before them; join makes the main stream wait for them. With
-     * a tap everything stays on one stream, which is what the tap reads behind. */
+    /* Launches made by `work` go to a side stream, after all before them; join makes the main stream wait for them.
+     * With a tap everything stays on one stream, which is what the tap reads behind. */
     template <class Work> void fork(int side, Work work) {
         cudaStream_t main = s;
         if (!b->tap) {

@@ -3,6 +3,7 @@
 #define CEDAR_ENGINE_CUDA_PAIRS_CUH
 
 #include <cuda_bf16.h>
+#include <cuda_fp16.h>
 #include <stdint.h>
 
 static __device__ __forceinline__ float rounded(float x) { return __bfloat162float(__float2bfloat16_rn(x)); }
@@ -20,13 +21,19 @@ static __device__ __forceinline__ uint32_t times(uint32_t a, uint32_t b) {
 /* A code's exponent is laid into bf16's as it is, which is off by 2^gap: 127 less the code's own bias. */
 enum { E4M3_GAP = 127 - 7, E2M1_GAP = 127 - 1 };
 
-/* Multiplies by 2^gap and a UE8M0 scale, of which bf16 holds the product up to a byte of 254 - gap: E4M3 weights may have
- * scales up to 2^7, E2M1 up to 2. Weights with larger ones are refused at open (tensor_scale_max). */
+/* Multiplies by 2^gap and a UE8M0 scale, of which bf16 holds the product up to a byte of 254 - gap: E4M3 weights may
+ * have scales up to 2^7, E2M1 up to 2. Weights with larger ones are refused at open (tensor_scale_max). */
 struct factor {
     uint32_t pair;
     __device__ __forceinline__ factor(uint8_t scale, int gap) : pair((scale + (uint32_t)gap) * 0x00800080u) {}
     __device__ __forceinline__ uint32_t operator()(uint32_t v) const { return times(v, pair); }
 };
+
+static __device__ __forceinline__ float e4m3(uint8_t v) {
+    uint32_t h;
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(h) : "h"((uint16_t)v));
+    return __half22float2(*(__half2 *)&h).x;
+}
 
 static __device__ __forceinline__ float ue8m0(uint8_t b) { return __uint_as_float(b ? (uint32_t)b << 23 : 0x400000u); }
 
@@ -71,6 +78,17 @@ static __device__ __forceinline__ void e2m1_crossed(uint32_t v, const Scale &sca
 static __device__ __forceinline__ uint4 uncrossed(const uint32_t f[4]) {
     return make_uint4(__byte_perm(f[0], f[1], 0x5410), __byte_perm(f[2], f[3], 0x5410),
                       __byte_perm(f[0], f[1], 0x7632), __byte_perm(f[2], f[3], 0x7632));
+}
+
+/* Small shapes have records of odd sizes: those are read byte by byte. */
+static __device__ __forceinline__ uint32_t load_word(const uint8_t *p) {
+    if (((uintptr_t)p & 3) == 0) return *(const uint32_t *)p;
+    return (uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
+}
+
+static __device__ __forceinline__ uint2 load_words(const uint8_t *p) {
+    if (((uintptr_t)p & 7) == 0) return *(const uint2 *)p;
+    return make_uint2(load_word(p), load_word(p + 4));
 }
 
 #endif

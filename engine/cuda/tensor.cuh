@@ -25,10 +25,12 @@ enum { FEW_ROWS = 32 };
 static inline bool few_rows(uint32_t rows) { return rows <= FEW_ROWS; }
 
 /* Columns of a row of packed activations. */
-static __host__ __device__ inline int64_t padded(int64_t k_count) { return (k_count + K_BLOCK - 1) / K_BLOCK * K_BLOCK; }
+static __host__ __device__ inline int64_t padded(int64_t k_count) {
+    return (k_count + K_BLOCK - 1) / K_BLOCK * K_BLOCK;
+}
 
-/* A stream, and whether what a launch waits for is just the kernel before it there: then it may begin before that one has
- * ended, up to await_launch. */
+/* A stream, and whether what a launch waits for is just the kernel before it there: then it may begin before that one
+ * has ended, up to await_launch. */
 struct chain {
     cudaStream_t stream;
     bool kernel_before;
@@ -36,7 +38,9 @@ struct chain {
 
 /* In a kernel: what follows sees all that the kernels before have written; the next one may begin. */
 static __device__ __forceinline__ void await_launch() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
-static __device__ __forceinline__ void allow_launch() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+static __device__ __forceinline__ void allow_launch() {
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
 
 template <class... Parameters, class... Arguments>
 static void launch_chained(void (*kernel)(Parameters...), dim3 grid, unsigned threads, size_t shared, chain s,
@@ -108,8 +112,8 @@ void tensor_sort(const int32_t *ids, uint32_t rows, int per_token, int experts, 
 /* Packed activations of all pairs [rows * (per_token + 1), padded(moe_dim)] from m.a and m.b. */
 void tensor_act(const dev_moe &m, uint32_t rows, bool woven, uint16_t *out, cudaStream_t s);
 
-/* Streams of rows [first, first + n) of the list expanded with the sum of their pairs' outputs, m.ids and m.out from the
- * first of them on. */
+/* Streams of rows [first, first + n) of the list expanded with the sum of their pairs' outputs, m.ids and m.out from
+ * the first of them on. */
 void tensor_expand_experts(const dev &d, uint32_t first, uint32_t n, const dev_moe &m, cudaStream_t s);
 
 /* FP4 experts over the tiles, `lists` (1 or 2) lists of weights list_step apart with results y and y_second: the row

@@ -223,7 +223,8 @@ void tensor_norm(const float *x, int width, uint32_t n, const dev_weight &gain, 
 
 void tensor_collapse(const dev &d, uint32_t n, const void *pre, const dev_weight &gain, bool indexed, bool woven,
                      uint16_t *plain, uint16_t *quantised, chain s) {
-    launch_chained(collapse_kernel, n, NORM_THREADS, 0, s, d, (const float *)pre, gain, indexed, woven, plain, quantised);
+    launch_chained(collapse_kernel, n, NORM_THREADS, 0, s, d, (const float *)pre, gain, indexed, woven, plain,
+                   quantised);
 }
 
 void tensor_expand_experts(const dev &d, uint32_t first, uint32_t n, const dev_moe &m, cudaStream_t s) {

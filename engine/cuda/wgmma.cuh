@@ -1,9 +1,18 @@
-/* Private to engine/cuda: Hopper's matrix instructions of a group of four warps, bf16 in, fp32 sums, and the layout of
- * their operands in shared memory. A group's products run on after it issued them, until wgmma_wait. */
+/* Private to engine/cuda: matrix instructions, bf16 in, fp32 sums: of one warp (mma), and Hopper's of a group of four
+ * warps with the layout of their operands in shared memory. A group's products run on after it issued them, until
+ * wgmma_wait. */
 #ifndef CEDAR_ENGINE_CUDA_WGMMA_CUH
 #define CEDAR_ENGINE_CUDA_WGMMA_CUH
 
 #include <stdint.h>
+
+/* c (16 x 8) += a (16 x 16) b. */
+static __device__ __forceinline__ void mma(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
 
 /* Byte of a 16-byte piece in a row of 128 bytes of a tile: pieces are swizzled so that eight rows meet all banks. */
 static __device__ __forceinline__ uint32_t swizzled(int row, int piece) { return (uint32_t)(piece ^ row % 8) * 16; }
@@ -31,12 +40,12 @@ template <int LEFT> static __device__ __forceinline__ void wgmma_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
 }
 
-/* c += a (16 rows of each warp by 16 k, in registers) times the tile at b; c = instead when !add. */
 /* Lists of accumulators, as long as a tile is wide. */
 #define C4(i) "+f"(c[i]), "+f"(c[i + 1]), "+f"(c[i + 2]), "+f"(c[i + 3])
 #define C16(i) C4(i), C4(i + 4), C4(i + 8), C4(i + 12)
 #define INPUTS "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)add)
 
+/* c += a (16 rows of each warp by 16 k, in registers) times the tile at b; c = instead when !add. */
 static __device__ __forceinline__ void wgmma(float (&c)[16], const uint32_t a[4], uint64_t b, bool add) {
     asm volatile("{.reg .pred p; setp.ne.b32 p, %21, 0;"
                  "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 "

@@ -1,0 +1,155 @@
+/* Private to engine/cuda: linear layers of many rows, bound by arithmetic. */
+#ifndef CEDAR_ENGINE_CUDA_TENSOR_MANY_CUH
+#define CEDAR_ENGINE_CUDA_TENSOR_MANY_CUH
+
+#include "engine/cuda/tensor_weights.cuh"
+#include "engine/cuda/wgmma.cuh"
+
+enum { MANY_WARPS = 8, MANY_N = 128 };
+enum { SHARED_MAX = 227 * 1024 - 2048 };    /* of a block, less what kernels declare themselves */
+
+template <class Weights, int WIDTH> struct stage {
+    enum {
+        HALF_BYTES = WIDTH * 128,               /* 64 k of the activations */
+        WEIGHTS = 2 * HALF_BYTES,               /* where the weights' blocks begin */
+        SCALES = WEIGHTS + MANY_N * Weights::BLOCK_PIECES * 16,
+        BYTES = SCALES + Weights::SCALED * 1024,    /* 4 bytes a row, and tiles at multiples of 1024 */
+        COUNT = 4 * BYTES <= SHARED_MAX ? 4 : 3
+    };
+};
+
+/* MANY_N outputs by WIDTH rows of woven activations. Two groups of four warps have 64 outputs each; every thread
+ * decodes the weights of its own fragments while the tensor cores work on those before. Codes and activations of the
+ * next blocks are on their way to shared memory meanwhile. */
+template <class Weights, int WIDTH>
+static __global__ void __launch_bounds__(32 * MANY_WARPS, 1) many_kernel(source src) {
+    typedef stage<Weights, WIDTH> stage;
+    enum {
+        THREADS = 32 * MANY_WARPS,
+        X_PIECES = K_BLOCK / 8, X_STEP = THREADS / X_PIECES, X_COPIES = WIDTH / X_STEP,
+        W_PIECES = Weights::BLOCK_PIECES, W_STEP = THREADS / W_PIECES, W_COPIES = MANY_N / W_STEP
+    };
+    extern __shared__ __align__(1024) uint8_t stages[];
+    work_item it;
+    if (!src.item(WIDTH, &it)) return;
+    Weights w(it.w);
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    int blocks = (int)((w.k_count + K_BLOCK - 1) / K_BLOCK), n_count = (int)src.n_count,
+        n_tile = (int)blockIdx.x * MANY_N, z_rows = (int)blockIdx.z * src.z_rows;
+    auto row_of = [&](int i) {                  /* of the weights; rows past the end repeat the last */
+        return z_rows + (n_tile + i < n_count ? n_tile + i : n_count - 1);
+    };
+    /* what this thread copies of each block: the same piece of every X_STEP-th (W_STEP-th) row */
+    int x_row = threadIdx.x / X_PIECES, x_piece = threadIdx.x % X_PIECES, w_row = threadIdx.x / W_PIECES,
+        w_piece = threadIdx.x % W_PIECES;
+    const uint8_t *x_from[X_COPIES], *w_from[W_COPIES];
+#pragma unroll
+    for (int i = 0; i < X_COPIES; i++) {
+        int c = x_row + i * X_STEP;
+        x_from[i] = (const uint8_t *)(src.x + (uint64_t)src.from(it.first + (c < (int)it.count ? c : it.count - 1)) *
+                                                  blocks * K_BLOCK + x_piece * 8);
+    }
+#pragma unroll
+    for (int i = 0; i < W_COPIES; i++) w_from[i] = w.row_data(row_of(w_row + i * W_STEP)) + w_piece * 16;
+    uint32_t base = (uint32_t)__cvta_generic_to_shared(stages),
+             x_to = x_piece / 8 * stage::HALF_BYTES + x_row * 128 + swizzled(x_row, x_piece % 8),
+             w_to = stage::WEIGHTS + (w_row * W_PIECES + Weights::place(w_row, w_piece)) * 16;
+    int w_left = (int)w.row_bytes() - w_piece * 16;
+    const uint8_t *scales = w.row_scale(row_of(threadIdx.x % MANY_N));
+    auto load = [&](int block) {
+        uint32_t to = base + (uint32_t)(block % stage::COUNT) * stage::BYTES;
+#pragma unroll
+        for (int i = 0; i < X_COPIES; i++) copy16(to + x_to + i * X_STEP * 128, x_from[i] + block * K_BLOCK * 2, true);
+#pragma unroll
+        for (int i = 0; i < W_COPIES; i++)
+            copy16(to + w_to + i * W_STEP * W_PIECES * 16, w_from[i] + block * W_PIECES * 16,
+                   block * W_PIECES * 16 < w_left);
+        if (Weights::SCALED && threadIdx.x < MANY_N)
+            copy_scales(stages + block % stage::COUNT * stage::BYTES + stage::SCALES + threadIdx.x * 4,
+                        scales + 4 * block, (int)w.k_blocks - 4 * block);
+    };
+    for (int b = 0; b < stage::COUNT - 1; b++) {
+        if (b < blocks) load(b);
+        copies_commit();
+    }
+    float total[WIDTH / 2] = {}, acc[WIDTH / 2];
+    uint32_t f[2][2][4];                        /* [in turn][instruction][fragment] */
+    typename Weights::raw raw[2][2];            /* [half of a block][row] */
+    uint8_t s[2][2] = { { 127, 127 }, { 127, 127 } };
+    auto read = [&](int block, int half) {
+        const uint8_t *from = stages + block % stage::COUNT * stage::BYTES;
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            int row = warp * 16 + g + 8 * r;
+            raw[half][r] = Weights::read(from + stage::WEIGHTS, row, half, t);
+            if (Weights::SCALED) s[half][r] = from[stage::SCALES + row * 4 + half * 2 + t / 2];
+        }
+    };
+    /* values 64 (i / 2) + 16 t + 8 (i % 2) on of a block */
+    auto decode = [&](int i, uint32_t (&to)[2][4]) {
+        uint32_t f0[4], f1[4];
+        Weights::decode(raw[i / 2][0], typename Weights::scale(s[i / 2][0]), i % 2, f0);
+        Weights::decode(raw[i / 2][1], typename Weights::scale(s[i / 2][1]), i % 2, f1);
+#pragma unroll
+        for (int k = 0; k < 2; k++) {
+            to[k][0] = f0[2 * k];
+            to[k][1] = f1[2 * k];
+            to[k][2] = f0[2 * k + 1];
+            to[k][3] = f1[2 * k + 1];
+        }
+    };
+    copies_wait<stage::COUNT - 2>();
+    __syncthreads();
+    read(0, 0);
+    decode(0, f[0]);
+    int b = 0;
+    for (int seg = 0; seg < SEGMENTS; seg++) {
+        int first, end;
+        segment(blocks, seg, &first, &end);
+        if (first == end) continue;
+        bool add = false;
+        for (; b < end; b++) {
+            /* this block and the next are there for all threads, and the one before is done with */
+            copies_wait<stage::COUNT - 3>();
+            wgmma_publish();
+            __syncthreads();
+            if (b + stage::COUNT - 1 < blocks) load(b + stage::COUNT - 1);
+            copies_commit();
+            uint64_t tile = tile_descriptor(base + (uint32_t)(b % stage::COUNT) * stage::BYTES);
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                wgmma_begin();
+#pragma unroll
+                for (int k = 0; k < 2; k++) {
+                    wgmma(acc, f[i & 1][k], tile + (i / 2 * stage::HALF_BYTES + (2 * i + k) % 4 * 32) / 16, add);
+                    add = true;
+                }
+                wgmma_commit();
+                /* on their way for the decoding after the next */
+                if (i == 0) read(b, 1);
+                if (i == 2 && b + 1 < blocks) read(b + 1, 0);
+                wgmma_wait<1>();
+                decode((i + 1) % 4, f[(i + 1) & 1]);
+            }
+            wgmma_wait<0>();
+        }
+#pragma unroll
+        for (int i = 0; i < WIDTH / 2; i++) {
+            asm volatile("" : "+f"(acc[i])::"memory");
+            total[i] += acc[i];
+        }
+    }
+#pragma unroll
+    for (int n = 0; n < WIDTH / 8; n++)
+#pragma unroll
+        for (int k = 0; k < 2; k++) {
+            int c = 8 * n + 2 * t + k;
+            if (c >= (int)it.count) continue;
+            float *y = src.row_of_y(it.first + c);
+            int n0 = n_tile + warp * 16 + g;
+            if (n0 < n_count) y[n0] = src.out(total[4 * n + k]);
+            if (n0 + 8 < n_count) y[n0 + 8] = src.out(total[4 * n + 2 + k]);
+        }
+}
+
+#endif

@@ -1,0 +1,412 @@
+/* Attention of whole rows: 64 heads of 512 channels, the real model's. */
+#include "engine/cuda/pairs.cuh"
+#include "engine/cuda/tensor.cuh"
+#include "engine/cuda/wgmma.cuh"
+
+/* One row a block: 64 heads of 512 channels against up to ROW_TILES tiles of 64 keys. Two groups of four warps: for the
+ * logits each has every second tile, for the values each has half of the channels. Keys are decoded twice, since they
+ * do not fit decoded; queries give their room to the probabilities. */
+enum {
+    ROW_HEADS = 64, ROW_DIM = 512, ROW_TILES = 10, ROW_THREADS = 256, GROUP = 128,
+    TILE_BYTES = 64 * 128,                      /* 64 rows of 64 values */
+    QUERY_BYTES = ROW_TILES * TILE_BYTES,       /* 8 tiles of queries, then up to 10 of probabilities */
+    KEYS_BYTES = 8 * TILE_BYTES,                /* a group's: 64 keys of 512 channels, or twice 64 of 256 */
+    ROW_BYTES = QUERY_BYTES + 2 * KEYS_BYTES    /* then row_keys */
+};
+
+static __device__ __forceinline__ void group_barrier(int group) {
+    asm volatile("bar.sync %0, %1;" ::"r"(1 + group), "r"((int)GROUP) : "memory");
+}
+
+/* What a row's keys are, in shared memory. */
+struct row_keys {
+    dev_key at[ROW_TILES * 64];
+    uint8_t four[ROW_TILES * 64];
+    float top[2][ROW_HEADS], sum[2][ROW_HEADS];     /* of the two groups */
+};
+
+/* Keys of a tile on their way from storage to tiles of 64 keys by 64 channels, by the 128 threads of a group. A thread
+ * has 16 channels, unit `first + thread % UNITS`, of COUNT keys; those share a scale in either format. */
+template <int UNITS, int COUNT> struct key_round {
+    enum { STEP = GROUP / UNITS };
+    uint4 v[COUNT];
+    uint8_t scale[COUNT];
+    bool four[COUNT];
+
+    /* Keys key, key + STEP, ... */
+    __device__ __forceinline__ void load(const row_keys &r, int key, int first) {
+        int k = 16 * (first + (int)threadIdx.x % UNITS);
+#pragma unroll
+        for (int j = 0; j < COUNT; j++) {
+            const dev_key &at = r.at[key + j * STEP];
+            four[j] = r.four[key + j * STEP];
+            /* records and entries begin at multiples of 16 and 8 bytes */
+            const uint8_t *p = at.code + (four[j] ? k / 2 : k);
+            uint2 lo = __ldg((const uint2 *)p), hi = four[j] ? lo : __ldg((const uint2 *)(p + 8));
+            v[j] = make_uint4(lo.x, lo.y, hi.x, hi.y);
+            scale[j] = __ldg(at.scale + (four[j] ? k / 16 : k / 32));
+        }
+    }
+
+    /* To rows n, n + STEP, ... of the tiles. */
+    __device__ __forceinline__ void store(int n, uint8_t *to) const {
+        int unit = threadIdx.x % UNITS;
+#pragma unroll
+        for (int j = 0; j < COUNT; j++, n += STEP) {
+            uint4 lo, hi;
+            if (four[j]) {
+                factor_value scaled(e4m3(scale[j]), E2M1_GAP);
+                uint32_t f[4];
+                e2m1_crossed(v[j].x, scaled, f);
+                lo = uncrossed(f);
+                e2m1_crossed(v[j].y, scaled, f);
+                hi = uncrossed(f);
+            } else {
+                factor_value scaled(ue8m0(scale[j]), E4M3_GAP);
+                uint2 a = e4m3_pairs(v[j].x, scaled), b = e4m3_pairs(v[j].y, scaled),
+                      c = e4m3_pairs(v[j].z, scaled), e = e4m3_pairs(v[j].w, scaled);
+                lo = make_uint4(a.x, a.y, b.x, b.y);
+                hi = make_uint4(c.x, c.y, e.x, e.y);
+            }
+            /* every second four threads begin with the other piece: eight then meet all banks */
+            int turn = unit / 4 % 2, piece = unit % 4 * 2;
+            uint8_t *row = to + unit / 4 * TILE_BYTES + n * 128;
+            *(uint4 *)(row + swizzled(n, piece + turn)) = turn ? hi : lo;
+            *(uint4 *)(row + swizzled(n, piece + (turn ^ 1))) = turn ? lo : hi;
+        }
+    }
+};
+
+/* All channels of the 64 keys of a tile; a round is loaded while the one before is decoded. */
+static __device__ __forceinline__ void decode_keys(const row_keys &r, int tile, uint8_t *to) {
+    enum { UNITS = ROW_DIM / 16, COUNT = 4, STEP = GROUP / UNITS };
+    int n = (int)(threadIdx.x % GROUP) / UNITS;
+    key_round<UNITS, COUNT> now;
+    now.load(r, tile * 64 + n, 0);
+#pragma unroll 1                                /* the code must stay small, see row_kernel */
+    for (; n < 64; n += COUNT * STEP) {
+        key_round<UNITS, COUNT> next = now;
+        if (n + COUNT * STEP < 64) next.load(r, tile * 64 + n + COUNT * STEP, 0);
+        now.store(n, to);
+        now = next;
+    }
+}
+
+static __device__ __forceinline__ float quad_max(float v) {
+    v = fmaxf(v, __shfl_xor_sync(0xffffffffu, v, 1));
+    return fmaxf(v, __shfl_xor_sync(0xffffffffu, v, 2));
+}
+
+static __device__ __forceinline__ float quad_sum(float v) {
+    v += __shfl_xor_sync(0xffffffffu, v, 1);
+    return v + __shfl_xor_sync(0xffffffffu, v, 2);
+}
+
+/* Rotates neighbours as rope_kernel does; t: cos, sin of the pair. */
+static __device__ __forceinline__ void rotate_pair(float &a, float &b, const float *t, float sign) {
+    float x = a, y = b, si = sign * t[1];
+    a = rounded(x * t[0] - y * si);
+    b = rounded(x * si + y * t[0]);
+}
+
+/* Queries of the row, rotated, as 8 tiles of 64 heads by 64 channels; four loads of a thread are under way at once. */
+static __device__ __forceinline__ void load_queries(const dev &d, const float *q, const float *table, uint8_t *to) {
+    enum { AT_ONCE = 4, EIGHTS = ROW_DIM / 8, STEP = ROW_THREADS / EIGHTS };
+    int k = (int)threadIdx.x % EIGHTS * 8, rope_from = ROW_DIM - d.rope;
+    float turn[8] = { 1, 0, 1, 0, 1, 0, 1, 0 };     /* cos, sin of the thread's pairs: it has the same of every head */
+    if (k >= rope_from)
+#pragma unroll
+        for (int j = 0; j < 8; j++) turn[j] = table[k - rope_from + j];
+    for (int h0 = (int)threadIdx.x / EIGHTS; h0 < ROW_HEADS; h0 += AT_ONCE * STEP) {
+        float4 x[AT_ONCE][2];
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) {
+            const float4 *from = (const float4 *)(q + (h0 + i * STEP) * ROW_DIM + k);
+            x[i][0] = __ldg(from);
+            x[i][1] = __ldg(from + 1);
+        }
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) {
+            float v[8] = { x[i][0].x, x[i][0].y, x[i][0].z, x[i][0].w, x[i][1].x, x[i][1].y, x[i][1].z, x[i][1].w };
+            int h = h0 + i * STEP;
+            if (k >= rope_from)
+#pragma unroll
+                for (int j = 0; j < 8; j += 2) rotate_pair(v[j], v[j + 1], turn + j, 1);
+            *(uint4 *)(to + k / 64 * TILE_BYTES + h * 128 + swizzled(h, k % 64 / 8)) =
+                make_uint4(pair_of(v[0], v[1]), pair_of(v[2], v[3]), pair_of(v[4], v[5]), pair_of(v[6], v[7]));
+        }
+    }
+}
+
+/* A thread's place: of two groups of four warps, with 16 heads a warp, as the matrix instructions have it. */
+struct row_thread {
+    int group, lane, t, head;                   /* head: of its first row; the other is 8 on */
+    __device__ __forceinline__ row_thread()
+        : group(threadIdx.x / GROUP), lane(threadIdx.x % 32), t(threadIdx.x % 4),
+          head((int)(threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4)) {}
+};
+
+/* Past the last key that one again: its probability will be zero, whatever it is. */
+static __device__ __forceinline__ void load_refs(row_keys &refs, const attention_work &w, int count) {
+    for (int i = threadIdx.x; i < ROW_TILES * 64; i += ROW_THREADS) {
+        uint64_t at = (uint64_t)blockIdx.x * w.keys_max + (i < count ? i : count - 1);
+        refs.at[i] = w.keys[at];
+        refs.four[i] = w.fp4[at];
+    }
+}
+
+/* c = 64 heads by the 64 keys of a tile, for one group, which decodes them to `keys` first; scaled, -inf past the last
+ * key. */
+static __device__ __forceinline__ void tile_logits(float (&c)[32], const uint8_t *queries, uint8_t *keys,
+                                                   const row_keys &refs, int tile, int count, const row_thread &me) {
+    uint32_t queries_at = (uint32_t)__cvta_generic_to_shared(queries),
+             keys_at = (uint32_t)__cvta_generic_to_shared(keys);
+    float scale = (float)(1 / sqrt((double)ROW_DIM));
+    decode_keys(refs, tile, keys);
+    wgmma_publish();
+    group_barrier(me.group);
+    wgmma_begin();
+#pragma unroll
+    for (int k = 0; k < ROW_DIM / 16; k++)
+        wgmma_tiles(c, tile_descriptor(queries_at + k / 4 * TILE_BYTES) + k % 4 * 2,
+                    tile_descriptor(keys_at + k / 4 * TILE_BYTES) + k % 4 * 2, k > 0);
+    wgmma_commit();
+    wgmma_wait<0>();
+    group_barrier(me.group);
+#pragma unroll
+    for (int n = 0; n < 32; n++) {
+        asm volatile("" : "+f"(c[n])::"memory");
+        c[n] = tile * 64 + n / 4 * 8 + 2 * me.t + (n & 1) < count ? c[n] * scale : -INFINITY;
+    }
+}
+
+/* s: logits of every second tile from the group's first on. Leaves the probabilities, bf16, as tiles of 64 heads by 64
+ * keys, visible to the matrix units, and in part 1 / their unrounded sum with the sink, for the thread's two heads. */
+static __device__ __forceinline__ void probabilities(float (&s)[ROW_TILES / 2][32], int tile_count, row_keys &refs,
+                                                     const float *sink, uint8_t *tiles, const row_thread &me,
+                                                     float part[2]) {
+    float top[2] = { -1e30f, -1e30f }, sum[2] = { 0, 0 };
+#pragma unroll
+    for (int i = 0; i < ROW_TILES / 2; i++)
+#pragma unroll
+        for (int n = 0; n < 32; n++) top[n / 2 & 1] = fmaxf(top[n / 2 & 1], s[i][n]);
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        top[r] = quad_max(top[r]);
+        if (me.t == 0) refs.top[me.group][me.head + 8 * r] = top[r];
+    }
+    __syncthreads();
+#pragma unroll
+    for (int r = 0; r < 2; r++) top[r] = fmaxf(refs.top[0][me.head + 8 * r], refs.top[1][me.head + 8 * r]);
+#pragma unroll 1
+    for (int tile = me.group; tile < tile_count; tile += 2) {       /* tiles move up: the loop stays a loop */
+#pragma unroll
+        for (int n = 0; n < 8; n++)
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                float a = __expf(s[0][4 * n + 2 * r] - top[r]), b = __expf(s[0][4 * n + 2 * r + 1] - top[r]);
+                int h = me.head + 8 * r;
+                sum[r] += a;
+                sum[r] += b;
+                *(uint32_t *)(tiles + tile * TILE_BYTES + h * 128 + swizzled(h, n) + 4 * me.t) = pair_of(a, b);
+            }
+#pragma unroll
+        for (int n = 0; n < 32; n++)
+#pragma unroll
+            for (int i = 0; i + 1 < ROW_TILES / 2; i++) s[i][n] = s[i + 1][n];
+    }
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        sum[r] = quad_sum(sum[r]);
+        if (me.t == 0) refs.sum[me.group][me.head + 8 * r] = sum[r];
+    }
+    wgmma_publish();
+    __syncthreads();
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        int h = me.head + 8 * r;
+        part[r] = 1 / (refs.sum[0][h] + refs.sum[1][h] + expf(sink[h] - top[r]));
+    }
+}
+
+/* Where a row's output goes. */
+struct row_output {
+    uint16_t *out;
+    const float *table;
+    int heads_per_group, rope_from;
+    bool woven;
+};
+
+/* Channels [k0, k0 + CHANNELS) of all heads for one group: probabilities times keys, ascending. While a tile is
+ * multiplied the next is decoded, and the one after that is loaded. Divided by the sum, rotated back, packed. */
+template <int CHANNELS>
+static __device__ __forceinline__ void row_values(const uint8_t *tiles, uint8_t *keys, const row_keys &refs,
+                                                  int tile_count, int k0, const float part[2], const row_output &to,
+                                                  uint32_t place, const row_thread &me) {
+    enum { BUFFER = 64 * CHANNELS * 2, UNITS = CHANNELS / 16 };
+    uint32_t tiles_at = (uint32_t)__cvta_generic_to_shared(tiles),
+             keys_at = (uint32_t)__cvta_generic_to_shared(keys);
+    float o[CHANNELS / 2];
+    int n = (int)(threadIdx.x % GROUP) / UNITS;
+    key_round<UNITS, 64 * UNITS / GROUP> keys_of;
+    keys_of.load(refs, n, k0 / 16);
+    for (int tile = 0; tile < tile_count; tile++) {
+        int buffer = (tile & 1) * BUFFER;
+        wgmma_wait<1>();                        /* the products of the tile before last, by all of the group */
+        group_barrier(me.group);
+        keys_of.store(n, keys + buffer);
+        if (tile + 1 < tile_count) keys_of.load(refs, (tile + 1) * 64 + n, k0 / 16);
+        wgmma_publish();
+        group_barrier(me.group);
+        wgmma_begin();
+#pragma unroll
+        for (int k = 0; k < 4; k++)
+            wgmma_turned(o, tile_descriptor(tiles_at + (uint32_t)tile * TILE_BYTES) + k * 2,
+                         turned_descriptor(keys_at + (uint32_t)buffer, TILE_BYTES) + k * 128, tile + k > 0);
+        wgmma_commit();
+    }
+    wgmma_wait<0>();
+    int64_t width = padded((int64_t)to.heads_per_group * ROW_DIM);
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        int h = me.head + 8 * r;
+        uint16_t *row = to.out + ((uint64_t)place * (ROW_HEADS / to.heads_per_group) + h / to.heads_per_group) * width +
+                        h % to.heads_per_group * ROW_DIM;
+#pragma unroll
+        for (int n = 0; n < CHANNELS / 8; n++) {
+            asm volatile("" : "+f"(o[4 * n + 2 * r]), "+f"(o[4 * n + 2 * r + 1])::"memory");
+            float a = rounded(o[4 * n + 2 * r] * part[r]), b = rounded(o[4 * n + 2 * r + 1] * part[r]);
+            int k = k0 + 8 * n;
+            if (k >= to.rope_from) rotate_pair(a, b, to.table + k - to.rope_from + 2 * me.t, -1);
+            /* threads 0 and 2 of a quad hold 0, 1 and 4, 5 of eight channels, 1 and 3 the others: with what its partner
+             * gives, each has one of the pairs (0,4) (1,5) (2,6) (3,7) of tensor.cuh */
+            float other = __shfl_xor_sync(0xffffffffu, me.t < 2 ? b : a, 2);
+            uint32_t p = me.t < 2 ? pair_of(a, other) : pair_of(other, b);
+            int pair = 2 * (me.t & 1) + (me.t >> 1);
+            *(uint32_t *)(row + (to.woven ? k / 64 * 64 + k % 16 * 4 + 8 * pair + k % 64 / 16 * 2 : k + 2 * pair)) = p;
+        }
+    }
+}
+
+/* What the three kernels are given: rows [first, first + gridDim.x) of the list; q [place, heads, dim] as wq_b left
+ * it; to.out a row per place and group of heads. */
+struct row_work {
+    uint32_t first;
+    int table_kind;
+    const float *q, *sink;
+    row_output to;
+};
+
+static __device__ __forceinline__ const float *rotations(const dev &d, const row_work &r) {
+    return (const float *)d.table + ((uint64_t)r.table_kind * d.row_max + d.active[r.first + blockIdx.x]) * d.rope;
+}
+
+/* A block per row. Tiles of logits move up as they come: unrolled, the kernel would not fit the instruction cache. */
+static __global__ void __launch_bounds__(ROW_THREADS, 1) row_kernel(dev d, row_work r, attention_work w) {
+    extern __shared__ __align__(1024) uint8_t tiles[];
+    row_keys &refs = *(row_keys *)(tiles + ROW_BYTES);
+    row_thread me;
+    int count = w.count[blockIdx.x], tile_count = (count + 63) / 64;
+    uint8_t *keys = tiles + QUERY_BYTES + me.group * KEYS_BYTES;
+    r.to.table = rotations(d, r);
+    load_refs(refs, w, count);
+    load_queries(d, r.q + (uint64_t)(r.first + blockIdx.x) * ROW_HEADS * ROW_DIM, r.to.table, tiles);
+    wgmma_publish();
+    __syncthreads();
+    float s[ROW_TILES / 2][32], part[2];
+#pragma unroll 1
+    for (int tile = me.group; tile < ROW_TILES; tile += 2) {
+        float c[32];
+        if (tile < tile_count) tile_logits(c, tiles, keys, refs, tile, count, me);
+#pragma unroll
+        for (int n = 0; n < 32; n++) {
+#pragma unroll
+            for (int i = 0; i + 1 < ROW_TILES / 2; i++) s[i][n] = s[i + 1][n];
+            s[ROW_TILES / 2 - 1][n] = tile < tile_count ? c[n] : -INFINITY;
+        }
+    }
+    __syncthreads();                            /* queries give way */
+    probabilities(s, tile_count, refs, r.sink, tiles, me, part);
+    row_values<ROW_DIM / 2>(tiles, keys, refs, tile_count, me.group * (ROW_DIM / 2), part, r.to, r.first + blockIdx.x,
+                            me);
+}
+
+/* Few rows: first a block per row and two tiles of keys, one a group; a thread's logits of a tile lie together. */
+static __global__ void __launch_bounds__(ROW_THREADS, 1) tile_kernel(dev d, row_work r, attention_work w) {
+    allow_launch();
+    extern __shared__ __align__(1024) uint8_t tiles[];
+    row_keys &refs = *(row_keys *)(tiles + ROW_BYTES);
+    row_thread me;
+    int count = w.count[blockIdx.x], tile = 2 * blockIdx.y + me.group;
+    if ((int)blockIdx.y * 128 >= count) return;
+    load_refs(refs, w, count);
+    load_queries(d, r.q + (uint64_t)(r.first + blockIdx.x) * ROW_HEADS * ROW_DIM, rotations(d, r), tiles);
+    wgmma_publish();
+    __syncthreads();
+    if (tile * 64 >= count) return;
+    float c[32];
+    tile_logits(c, tiles, tiles + QUERY_BYTES + me.group * KEYS_BYTES, refs, tile, count, me);
+    float4 *to = (float4 *)w.logits + (((uint64_t)blockIdx.x * ROW_TILES + tile) * 8) * GROUP + threadIdx.x % GROUP;
+#pragma unroll
+    for (int n = 0; n < 8; n++) to[n * GROUP] = make_float4(c[4 * n], c[4 * n + 1], c[4 * n + 2], c[4 * n + 3]);
+}
+
+/* Then a block per row and slice of channels. */
+enum { SLICE = 64, SLICES = ROW_DIM / (2 * SLICE) };
+static __global__ void __launch_bounds__(ROW_THREADS, 1) slice_kernel(dev d, row_work r, attention_work w) {
+    await_launch();
+    allow_launch();
+    extern __shared__ __align__(1024) uint8_t tiles[];
+    row_keys &refs = *(row_keys *)(tiles + ROW_BYTES);
+    row_thread me;
+    int count = w.count[blockIdx.x], tile_count = (count + 63) / 64;
+    r.to.table = rotations(d, r);
+    load_refs(refs, w, count);
+    float s[ROW_TILES / 2][32], part[2];
+#pragma unroll
+    for (int i = 0; i < ROW_TILES / 2; i++) {
+        int tile = 2 * i + me.group;
+        const float4 *from =
+            (const float4 *)w.logits + (((uint64_t)blockIdx.x * ROW_TILES + tile) * 8) * GROUP + threadIdx.x % GROUP;
+#pragma unroll
+        for (int n = 0; n < 8; n++) {
+            float4 v = make_float4(-INFINITY, -INFINITY, -INFINITY, -INFINITY);
+            if (tile < tile_count) v = from[n * GROUP];
+            s[i][4 * n] = v.x; s[i][4 * n + 1] = v.y; s[i][4 * n + 2] = v.z; s[i][4 * n + 3] = v.w;
+        }
+    }
+    probabilities(s, tile_count, refs, r.sink, tiles, me, part);
+    row_values<SLICE>(tiles, tiles + QUERY_BYTES + me.group * KEYS_BYTES, refs, tile_count,
+                      (2 * (int)blockIdx.y + me.group) * SLICE, part, r.to, r.first + blockIdx.x, me);
+}
+
+bool tensor_attention_rows_can(const dev &d, const cedar_layout &l, const attention_work &w) {
+    bool aligned = l.page_bytes % 8 == 0 && l.ring_row_bytes % 8 == 0 && l.ring_bytes % 8 == 0;
+    for (int32_t i = 0; i < l.part_count; i++) aligned = aligned && l.part[i].kv_codes % 8 == 0;
+    return aligned && d.heads == ROW_HEADS && d.head_dim == ROW_DIM && w.keys_max <= ROW_TILES * 64 && d.rope <= 64 &&
+           d.rope % 8 == 0;
+}
+
+enum { ROW_SHARED = ROW_BYTES + sizeof(row_keys) };
+
+cudaError_t tensor_attention_prepare(void) {
+    cudaError_t e = cudaFuncSetAttribute(row_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, ROW_SHARED);
+    if (!e) e = cudaFuncSetAttribute(tile_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, ROW_SHARED);
+    return e ? e : cudaFuncSetAttribute(slice_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, ROW_SHARED);
+}
+
+void tensor_attention_rows(const dev &d, uint32_t first, uint32_t n, int table_kind, const float *q,
+                           const dev_weight &sink, int heads_per_group, const attention_work &w, bool woven,
+                           uint16_t *out, cudaStream_t s) {
+    row_work r = { first,
+                   table_kind,
+                   q,
+                   (const float *)sink.data,
+                   { out, NULL, heads_per_group, d.head_dim - d.rope, woven } };
+    if (woven) {
+        row_kernel<<<n, ROW_THREADS, ROW_SHARED, s>>>(d, r, w);
+    } else {
+        tile_kernel<<<dim3(n, ROW_TILES / 2), ROW_THREADS, ROW_SHARED, s>>>(d, r, w);
+        launch_chained(slice_kernel, dim3(n, SLICES), ROW_THREADS, ROW_SHARED, chain{ s, true }, d, r, w);
+    }
+}

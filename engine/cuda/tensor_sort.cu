@@ -1,0 +1,97 @@
+/* Pairs of rows and experts in the order in which experts are worked on. */
+#include "engine/cuda/tensor.cuh"
+
+void tensor_tiles(uint32_t rows, int per_token, int experts, bool woven, expert_tiles *t) {
+    uint32_t pairs = rows * (uint32_t)per_token, each = pairs / (uint32_t)experts;
+    t->width = !woven ? 8 : each > 64 ? 128 : each > 32 ? 64 : 32;
+    t->tiles_max = pairs / t->width + (uint32_t)experts;
+    if (!woven && t->tiles_max > pairs) t->tiles_max = pairs;
+}
+
+uint32_t tensor_tiles_max(uint32_t rows, int per_token, int experts) {
+    return rows * (uint32_t)per_token / 32 + (uint32_t)experts + FEW_ROWS * (uint32_t)per_token;
+}
+
+/* Pairs of few rows by one block, a thread each: a pair's place is the number of pairs before it. */
+static __global__ void sort_few(const int32_t *ids, uint32_t total, int per_token, expert_tiles t) {
+    extern __shared__ int32_t id[];
+    await_launch();
+    allow_launch();
+    int32_t *within = id + total;
+    uint32_t i = threadIdx.x;
+    int32_t mine = i < total ? ids[i] : -1;
+    if (i < total) id[i] = mine;
+    __syncthreads();
+    uint32_t lower = 0, before = 0, count = 0;
+    for (uint32_t k = 0; k < total; k++) {
+        lower += id[k] >= 0 && id[k] < mine;
+        before += id[k] == mine && k < i;
+        count += id[k] == mine;
+    }
+    if (i < total) within[i] = (int32_t)before;
+    if (i < t.tiles_max) t.tile_count[i] = 0;
+    __syncthreads();
+    if (mine < 0) return;
+    t.pairs[lower + before] = i / per_token * (per_token + 1) + i % per_token;
+    if (before % t.width) return;               /* the first pair of a tile describes it */
+    uint32_t tile = before / t.width;
+    for (uint32_t k = 0; k < total; k++) tile += id[k] >= 0 && id[k] < mine && within[k] % t.width == 0;
+    t.tile_expert[tile] = mine;
+    t.tile_first[tile] = lower + before;
+    t.tile_count[tile] = count - before < t.width ? count - before : t.width;
+}
+
+/* Sum of v over the block's threads before this one, and over all. */
+static __device__ uint32_t scan_block(uint32_t v, uint32_t *all) {
+    __shared__ uint32_t part[32];
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    uint32_t sum = v;
+    for (int o = 1; o < 32; o *= 2) {
+        uint32_t other = __shfl_up_sync(0xffffffffu, sum, o);
+        if (lane >= o) sum += other;
+    }
+    __syncthreads();
+    if (lane == 31) part[warp] = sum;
+    __syncthreads();
+    uint32_t before = 0;
+    *all = 0;
+    for (int w = 0; w < (int)blockDim.x / 32; w++) {
+        if (w < warp) before += part[w];
+        *all += part[w];
+    }
+    return before + sum - v;
+}
+
+/* Pairs of many rows, one block per expert; a thread walks a stretch of the ids. An expert with `lower` pairs before
+ * its own starts at tile lower / width + expert: later ones cannot overlap, and the tiles between are empty. */
+static __global__ void __launch_bounds__(256)
+    sort_many(const int32_t *ids, uint32_t total, int per_token, expert_tiles t) {
+    int32_t e = (int32_t)blockIdx.x;
+    uint32_t stretch = (total + blockDim.x - 1) / blockDim.x, i0 = threadIdx.x * stretch,
+             i1 = i0 + stretch < total ? i0 + stretch : total, lower = 0, equal = 0, n, first;
+    for (uint32_t i = i0; i < i1; i++) {
+        lower += ids[i] >= 0 && ids[i] < e;
+        equal += ids[i] == e;
+    }
+    scan_block(lower, &first);
+    uint32_t at = first + scan_block(equal, &n);
+    for (uint32_t i = i0; i < i1; i++)
+        if (ids[i] == e) t.pairs[at++] = i / per_token * (per_token + 1) + i % per_token;
+    uint32_t tile = first / t.width + e,
+             next = e + 1 < (int32_t)gridDim.x ? (first + n) / t.width + e + 1 : t.tiles_max;
+    for (uint32_t k = tile + threadIdx.x; k < next; k += blockDim.x) {
+        uint32_t done = (k - tile) * t.width;
+        t.tile_expert[k] = e;
+        t.tile_first[k] = first + done;
+        t.tile_count[k] = done >= n ? 0 : n - done < t.width ? n - done : t.width;
+    }
+}
+
+void tensor_sort(const int32_t *ids, uint32_t rows, int per_token, int experts, bool woven, const expert_tiles &t,
+                 cudaStream_t s) {
+    uint32_t total = rows * (uint32_t)per_token;
+    if (!woven)
+        launch_chained(sort_few, 1, (total + 31) / 32 * 32, 2 * total * sizeof(int32_t), chain{ s, true }, ids, total,
+                       per_token, t);
+    else sort_many<<<(unsigned)experts, 256, 0, s>>>(ids, total, per_token, t);
+}

@@ -1,0 +1,159 @@
+/* Private to engine/cuda: how the kernels of tensor.cu see weights, and what a launch of them works on. */
+#ifndef CEDAR_ENGINE_CUDA_TENSOR_WEIGHTS_CUH
+#define CEDAR_ENGINE_CUDA_TENSOR_WEIGHTS_CUH
+
+#include "engine/cuda/pairs.cuh"
+#include "engine/cuda/tensor.cuh"
+
+/* A weight type says where a row's codes and scales lie, and reads one row's 16 values from 64 half + 16 t on of a
+ * block whose rows lie in shared memory, BLOCK_PIECES pieces of 16 bytes each. Piece p of row r is at place(r, p), so
+ * that a quarter of a warp meets all banks. SCALED: four scale bytes a row and block. FEW_STAGES, FEW_PER_SM: blocks
+ * under way a warp, and thread blocks a multiprocessor, of the kernel for few rows. */
+
+/* FP8 with a scale per 32 x 32 tile. */
+struct fp8_tiles {
+    enum { BLOCK_PIECES = 8, SCALED = 1, FEW_STAGES = 3, FEW_PER_SM = 3 };
+    const uint8_t *code, *scales;
+    int64_t k_count, k_blocks;
+    __device__ fp8_tiles(const dev_weight &w)
+        : code(w.data), scales(w.scale), k_count(w.cols), k_blocks(w.cols / 32) {}
+    __device__ __forceinline__ const uint8_t *row_data(int64_t row) const { return code + row * k_count; }
+    __device__ __forceinline__ int64_t row_bytes() const { return k_count; }
+    __device__ __forceinline__ const uint8_t *row_scale(int64_t row) const { return scales + row / 32 * k_blocks; }
+    static __device__ __forceinline__ int place(int row, int piece) { return piece ^ (row % 2 * 4 + row / 2 % 4); }
+    typedef uint4 raw;
+    static __device__ __forceinline__ raw read(const uint8_t *block, int row, int half, int t) {
+        return *(const uint4 *)(block + row * 128 + place(row, 4 * half + t) * 16);
+    }
+    struct scale : factor {
+        __device__ __forceinline__ scale(uint8_t b) : factor(b, E4M3_GAP) {}
+    };
+    static __device__ __forceinline__ void decode(const raw &r, const scale &s, int i, uint32_t f[4]) {
+        e4m3_crossed(i ? r.z : r.x, i ? r.w : r.y, s, f);
+    }
+};
+
+/* MXFP4: a scale per row and 32. */
+struct fp4_rows {
+    enum { BLOCK_PIECES = 4, SCALED = 1, FEW_STAGES = 8, FEW_PER_SM = 2 };
+    const uint8_t *code, *scales;
+    int64_t k_count, k_blocks;
+    __device__ fp4_rows(const dev_weight &w)
+        : code(w.data), scales(w.scale), k_count(w.cols), k_blocks(w.cols / 32) {}
+    __device__ __forceinline__ const uint8_t *row_data(int64_t row) const { return code + row * k_count / 2; }
+    __device__ __forceinline__ int64_t row_bytes() const { return k_count / 2; }
+    __device__ __forceinline__ const uint8_t *row_scale(int64_t row) const { return scales + row * k_blocks; }
+    static __device__ __forceinline__ int place(int row, int piece) { return piece ^ row / 2 % 2 * 2; }
+    typedef uint2 raw;
+    static __device__ __forceinline__ raw read(const uint8_t *block, int row, int half, int t) {
+        return *(const uint2 *)(block + row * 64 + place(row, 2 * half + t / 2) * 16 + t % 2 * 8);
+    }
+    struct scale : factor {
+        __device__ __forceinline__ scale(uint8_t b) : factor(b, E2M1_GAP) {}
+    };
+    static __device__ __forceinline__ void decode(const raw &r, const scale &s, int i, uint32_t f[4]) {
+        e2m1_crossed(i ? r.y : r.x, s, f);
+    }
+};
+
+struct bf16_rows {
+    enum { BLOCK_PIECES = 16, SCALED = 0, FEW_STAGES = 3, FEW_PER_SM = 2 };
+    const uint8_t *data;
+    int64_t k_count, k_blocks;
+    __device__ bf16_rows(const dev_weight &w) : data(w.data), k_count(w.cols), k_blocks(w.cols / 32) {}
+    __device__ __forceinline__ const uint8_t *row_data(int64_t row) const { return data + 2 * row * k_count; }
+    __device__ __forceinline__ int64_t row_bytes() const { return 2 * k_count; }
+    __device__ __forceinline__ const uint8_t *row_scale(int64_t) const { return NULL; }
+    static __device__ __forceinline__ int place(int row, int piece) { return piece ^ row % 8; }
+    struct raw { uint4 v[2]; };
+    static __device__ __forceinline__ raw read(const uint8_t *block, int row, int half, int t) {
+        const uint8_t *r = block + row * 256;
+        return raw{ { *(const uint4 *)(r + place(row, 8 * half + 2 * t) * 16),
+                      *(const uint4 *)(r + place(row, 8 * half + 2 * t + 1) * 16) } };
+    }
+    struct scale {
+        __device__ __forceinline__ scale(uint8_t) {}
+    };
+    static __device__ __forceinline__ void decode(const raw &r, const scale &, int i, uint32_t f[4]) {
+        uint4 v = r.v[i];
+        f[0] = __byte_perm(v.x, v.z, 0x5410);
+        f[1] = __byte_perm(v.x, v.z, 0x7632);
+        f[2] = __byte_perm(v.y, v.w, 0x5410);
+        f[3] = __byte_perm(v.y, v.w, 0x7632);
+    }
+};
+
+/* 16 bytes to shared memory, or zeros when there are none. */
+static __device__ __forceinline__ void copy16(uint32_t to, const void *from, bool there) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(there ? 16 : 0));
+}
+
+static __device__ __forceinline__ void copies_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int LEFT> static __device__ __forceinline__ void copies_wait() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
+}
+
+/* The four scales of a row's block to shared memory; those out of K, of which there are `left` still, as 1. */
+static __device__ __forceinline__ void copy_scales(uint8_t *to, const uint8_t *from, int left) {
+    if (left >= 4 && ((uintptr_t)from & 3) == 0) {
+        asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"((uint32_t)__cvta_generic_to_shared(to)),
+                     "l"(from));
+        return;
+    }
+    for (int i = 0; i < 4; i++) to[i] = i < left ? from[i] : 127;
+}
+
+/* Blocks [first, last) of a segment. */
+static __device__ __forceinline__ void segment(int blocks, int seg, int *first, int *last) {
+    *first = blocks * seg / SEGMENTS;
+    *last = blocks * (seg + 1) / SEGMENTS;
+}
+
+/* --- what a launch works on --------------------------------------------------------------------------------------- */
+
+struct work_item {
+    dev_weight w;
+    uint32_t first, count;      /* of the list */
+};
+
+/* blockIdx.y is a tile of rows, or of one expert's pairs; blockIdx.z a group, or one of two weights. */
+struct source {
+    const dev_weight *experts;  /* on the device; NULL: `dense` */
+    dev_weight dense[2];
+    const uint32_t *list;       /* NULL: the number itself */
+    int div, stride, offset, z_offset;
+    uint32_t rows;
+    expert_tiles tiles;
+    bool by_place;              /* destination is the place in the list, else the entry */
+    const uint16_t *x;
+    float *y[2];
+    int64_t ldy, n_count;
+    int z_dense, z_list, z_rows, z_y;   /* what one more in z adds to: dense, experts, rows of w, y */
+    int64_t z_columns;                  /* columns of y */
+    bool round;
+
+    __device__ __forceinline__ bool item(uint32_t width, work_item *it) const {
+        uint32_t tile = blockIdx.y, z = blockIdx.z;
+        if (experts) {
+            it->count = tiles.tile_count[tile];
+            if (!it->count) return false;
+            it->first = tiles.tile_first[tile];
+            it->w = experts[tiles.tile_expert[tile] + z * z_list];
+            return true;
+        }
+        it->w = dense[z * z_dense];
+        it->first = tile * width;
+        it->count = rows - it->first < width ? rows - it->first : width;
+        return true;
+    }
+    __device__ __forceinline__ uint32_t entry(uint32_t i) const { return list ? list[i] : i; }
+    __device__ __forceinline__ uint32_t from(uint32_t i) const {
+        return entry(i) / div * stride + offset + blockIdx.z * z_offset;
+    }
+    __device__ __forceinline__ float *row_of_y(uint32_t i) const {
+        return y[blockIdx.z * z_y] + (uint64_t)(by_place ? i : entry(i)) * ldy + blockIdx.z * z_columns;
+    }
+    __device__ __forceinline__ float out(float v) const { return round ? rounded(v) : v; }
+};
+
+#endif
