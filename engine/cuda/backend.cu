@@ -50,7 +50,7 @@ struct work {
 };
 
 /* rows worked on at once where a row needs much room */
-enum { SCORE_BATCH = 64, ATTENTION_BATCH = 528, MOE_BATCH = 2048, HEAD_BATCH = 64 };
+enum { SCORE_BATCH = 128, ATTENTION_BATCH = 528, MOE_BATCH = 2048, HEAD_BATCH = 64 };
 
 /* Inputs of a step, in pinned memory. */
 struct staging {
@@ -762,7 +762,7 @@ template <class A> struct forward {
             });
             tensor_linear(m.gate, operand{ b->w.px + (uint64_t)first * (uint64_t)padded(c->hidden), NULL, 1, 0, woven },
                           count, (float *)m.z, m.experts, false, chained());
-            launch_route<A>(count, m, s);
+            launch_route<A>(count, m, chained());
             tensor_sort(m.ids, count, m.per_token, m.experts, woven, t, s);
             tensor_experts(m.w1, 2, 2 * m.experts, ld, x, woven, slots, t, a, g, ld, chained());
             join(SIDE_SHARED);

@@ -174,6 +174,39 @@ static __device__ inline uint8_t *dev_open(const dev &d, int32_t seq, int part, 
                         d.real_bytes;
 }
 
+/* --- launches ----------------------------------------------------------------------------------------------------- */
+
+/* A stream, and whether what a launch waits for is just the kernel before it there: then it may begin before that one
+ * has ended, up to await_launch. */
+struct chain {
+    cudaStream_t stream;
+    bool kernel_before;
+};
+
+/* In a kernel: what follows sees all that the kernels before have written; the next one may begin. */
+static __device__ __forceinline__ void await_launch() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+static __device__ __forceinline__ void allow_launch() {
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+
+template <class... Parameters, class... Arguments>
+static void launch_chained(void (*kernel)(Parameters...), dim3 grid, unsigned threads, size_t shared, chain s,
+                           const Arguments &...arguments) {
+    cudaLaunchAttribute attribute = {};
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = grid;
+    config.blockDim = threads;
+    config.dynamicSmemBytes = shared;
+    config.stream = s.stream;
+    config.attrs = &attribute;
+    config.numAttrs = s.kernel_before ? 1 : 0;
+    cudaLaunchKernelEx(&config, kernel, arguments...);
+}
+
+/* --- shared by kernels -------------------------------------------------------------------------------------------- */
+
 /* Channels 4 k .. 4 k + 3 of the row's streams become expand(y, streams, post, comb) (spec/model.md 2.2). */
 template <class A>
 static __device__ __forceinline__ void expand_quad(const dev &d, uint32_t row, int k, const typename A::real y[4]) {
@@ -198,20 +231,41 @@ static __device__ __forceinline__ void expand_quad(const dev &d, uint32_t row, i
     }
 }
 
-/* Sum over a block's threads in one fixed order: pairs within a warp, then warps in turn. Everyone gets it. */
+/* Sum over a block's threads in one fixed order: pairs within a warp, then pairs of warps. Everyone gets it. */
 template <class R> static __device__ inline R block_sum(R v) {
     __shared__ R part[33];
     for (int o = 16; o; o /= 2) v += __shfl_down_sync(0xffffffffu, v, o);
     __syncthreads();
     if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = v;
     __syncthreads();
-    if (threadIdx.x == 0) {
-        R s = 0;
-        for (unsigned w = 0; w < (blockDim.x + 31) / 32; w++) s += part[w];
-        part[32] = s;
+    if (threadIdx.x < 32) {
+        R s = threadIdx.x < (blockDim.x + 31) / 32 ? part[threadIdx.x] : 0;
+        for (int o = 16; o; o /= 2) s += __shfl_down_sync(0xffffffffu, s, o);
+        if (threadIdx.x == 0) part[32] = s;
     }
     __syncthreads();
     return part[32];
+}
+
+/* Sum of v over the block's threads before this one, and over all. */
+static __device__ uint32_t scan_block(uint32_t v, uint32_t *all) {
+    __shared__ uint32_t part[32];
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    uint32_t sum = v;
+    for (int o = 1; o < 32; o *= 2) {
+        uint32_t other = __shfl_up_sync(0xffffffffu, sum, o);
+        if (lane >= o) sum += other;
+    }
+    __syncthreads();
+    if (lane == 31) part[warp] = sum;
+    __syncthreads();
+    uint32_t before = 0;
+    *all = 0;
+    for (int w = 0; w < (int)blockDim.x / 32; w++) {
+        if (w < warp) before += part[w];
+        *all += part[w];
+    }
+    return before + sum - v;
 }
 
 #endif

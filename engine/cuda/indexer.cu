@@ -102,7 +102,6 @@ static __device__ int select_block(const R *score, int64_t count, int k, int32_t
     __shared__ unsigned hist[256];
     __shared__ Key prefix;
     __shared__ unsigned long long remaining;
-    __shared__ unsigned base_above, base_equal, warp_above[32], warp_equal[32];
     if (threadIdx.x == 0) {
         prefix = 0;
         remaining = k;
@@ -142,37 +141,24 @@ static __device__ int select_block(const R *score, int64_t count, int k, int32_t
         __syncthreads();
     }
     /* now prefix is the k-th largest key (or the smallest there is), and `remaining` of its equals are taken */
-    if (threadIdx.x == 0) base_above = base_equal = 0;
-    __syncthreads();
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
-    for (int64_t i0 = 0; i0 < count; i0 += blockDim.x) {
-        int64_t i = i0 + threadIdx.x;
-        Key u = i < count ? key_of(score[i]) : 0;
-        bool above = u > prefix, equal = u && u == prefix;
-        unsigned ma = __ballot_sync(0xffffffffu, above), me = __ballot_sync(0xffffffffu, equal);
-        if (lane == 0) {
-            warp_above[warp] = __popc(ma);
-            warp_equal[warp] = __popc(me);
-        }
-        __syncthreads();
-        unsigned a = base_above, q = base_equal;
-        for (int w = 0; w < warp; w++) {
-            a += warp_above[w];
-            q += warp_equal[w];
-        }
-        a += __popc(ma & ((1u << lane) - 1));
-        q += __popc(me & ((1u << lane) - 1));
-        unsigned taken_equal = q < remaining ? q : (unsigned)remaining;
-        if (above || (equal && q < remaining)) out[a + taken_equal] = name(i);
-        __syncthreads();
-        if (threadIdx.x == 0)
-            for (int w = 0; w < warps; w++) {
-                base_above += warp_above[w];
-                base_equal += warp_equal[w];
-            }
-        __syncthreads();
+    /* each thread writes those of a stretch, after all of the threads before it */
+    int64_t stretch = (count + blockDim.x - 1) / blockDim.x, i0 = threadIdx.x * stretch,
+            i1 = i0 + stretch < count ? i0 + stretch : count;
+    unsigned mine_above = 0, mine_equal = 0, all_above, all_equal, most = (unsigned)remaining;
+    for (int64_t i = i0; i < i1; i++) {
+        Key u = key_of(score[i]);
+        mine_above += u > prefix;
+        mine_equal += u && u == prefix;
     }
-    int n = (int)(base_above + (base_equal < remaining ? base_equal : (unsigned)remaining));
+    unsigned above = scan_block(mine_above, &all_above), equal = scan_block(mine_equal, &all_equal);
+    for (int64_t i = i0; i < i1; i++) {
+        Key u = key_of(score[i]);
+        bool taken = u > prefix || (u && u == prefix && equal < most);
+        if (taken) out[above + (equal < most ? equal : most)] = name(i);
+        above += u > prefix;
+        equal += u && u == prefix;
+    }
+    int n = (int)(all_above + (all_equal < most ? all_equal : most));
     for (int i = n + threadIdx.x; i < k; i += blockDim.x) out[i] = -1;
     __syncthreads();
     return n;

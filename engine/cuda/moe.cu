@@ -6,6 +6,8 @@
 template <class A> static __global__ void route_kernel(dev_moe m) {
     typedef typename A::real real;
     extern __shared__ __align__(16) uint8_t shared[];
+    await_launch();
+    allow_launch();
     real *score = (real *)shared, *biased = score + m.experts;
     const real *z = (const real *)m.z + (uint64_t)blockIdx.x * m.experts;
     const float *bias = (const float *)m.bias.data;
@@ -16,11 +18,10 @@ template <class A> static __global__ void route_kernel(dev_moe m) {
     }
     __syncthreads();
     if (threadIdx.x >= 32) return;
-    int lane = threadIdx.x;
-    int32_t *ids = m.ids + (uint64_t)blockIdx.x * m.per_token;
-    real *w = (real *)m.weight + (uint64_t)blockIdx.x * m.per_token, sum = 0;
-    int n = 0;
-    for (; n < m.per_token; n++) {      /* higher score, then lower id */
+    /* lane k keeps the k-th pick: higher score, then lower id */
+    int lane = threadIdx.x, n = 0;
+    int32_t mine = 0x7fffffff;
+    for (; n < m.per_token; n++) {
         int best = -1;
         for (int e = lane; e < m.experts; e += 32)
             if (biased[e] > -INFINITY && (best < 0 || biased[e] > biased[best])) best = e;
@@ -32,20 +33,26 @@ template <class A> static __global__ void route_kernel(dev_moe m) {
         }
         if (best < 0) break;
         __syncwarp();
-        if (lane == 0) {
-            biased[best] = -INFINITY;
-            int at = n;
-            for (; at > 0 && ids[at - 1] > best; at--) ids[at] = ids[at - 1];
-            ids[at] = best;
-        }
+        if (lane == 0) biased[best] = -INFINITY;
+        if (lane == n) mine = best;
         __syncwarp();
     }
-    if (lane) return;
-    for (int k = 0; k < n; k++) sum += score[ids[k]];
-    for (int k = 0; k < n; k++) w[k] = score[ids[k]] / (sum + (real)1e-20) * (real)m.route_scale;
-    for (int k = n; k < m.per_token; k++) {
-        ids[k] = -1;
-        w[k] = 0;
+    /* ids ascending, weights divided by their sum in that order */
+    int rank = 0;
+    real sum = 0;
+    for (int k = 0; k < n; k++) rank += __shfl_sync(0xffffffffu, mine, k) < mine;
+    for (int place = 0; place < n; place++) {
+        unsigned who = __ballot_sync(0xffffffffu, lane < n && rank == place);
+        sum += score[__shfl_sync(0xffffffffu, mine, __ffs(who) - 1)];
+    }
+    int32_t *ids = m.ids + (uint64_t)blockIdx.x * m.per_token;
+    real *w = (real *)m.weight + (uint64_t)blockIdx.x * m.per_token;
+    if (lane < n) {
+        ids[rank] = mine;
+        w[rank] = score[mine] / (sum + (real)1e-20) * (real)m.route_scale;
+    } else if (lane < m.per_token) {
+        ids[lane] = -1;
+        w[lane] = 0;
     }
 }
 
@@ -122,14 +129,14 @@ template <class A> static __global__ void sum_kernel(dev d, dev_moe m, void *y) 
     }
 }
 
-template <class A> void launch_route(uint32_t n, const dev_moe &m, cudaStream_t s) {
-    route_kernel<A><<<n, 128, 2 * m.experts * sizeof(typename A::real), s>>>(m);
+template <class A> void launch_route(uint32_t n, const dev_moe &m, chain s) {
+    launch_chained(route_kernel<A>, n, 128, 2 * (size_t)m.experts * sizeof(typename A::real), s, m);
 }
 
 template <class A>
 void launch_moe(const dev &d, uint32_t n, const dev_moe &m, const void *xq, void *y, cudaStream_t s) {
     unsigned slots = (unsigned)m.per_token + 1;
-    launch_route<A>(n, m, s);
+    launch_route<A>(n, m, chain{ s, false });
     up_kernel<A><<<dim3((m.moe_dim + WARPS - 1) / WARPS, slots, n), 32 * WARPS, 0, s>>>(d, m, xq);
     act_kernel<A><<<dim3(n, slots), 512, 0, s>>>(m);
     down_kernel<A><<<dim3((d.hidden + WARPS - 1) / WARPS, slots, n), 32 * WARPS, 0, s>>>(d, m);
@@ -138,5 +145,5 @@ void launch_moe(const dev &d, uint32_t n, const dev_moe &m, const void *xq, void
 
 #define INSTANTIATE(A) \
     template void launch_moe<A>(const dev &, uint32_t, const dev_moe &, const void *, void *, cudaStream_t); \
-    template void launch_route<A>(uint32_t, const dev_moe &, cudaStream_t);
+    template void launch_route<A>(uint32_t, const dev_moe &, chain);
 CEDAR_ARITHMETICS(INSTANTIATE)

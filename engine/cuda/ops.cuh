@@ -94,7 +94,7 @@ struct dev_moe {
 };
 template <class A> void launch_moe(const dev &d, uint32_t n, const dev_moe &m, const void *xq, void *y, cudaStream_t s);
 /* Its parts around the matrices. */
-template <class A> void launch_route(uint32_t n, const dev_moe &m, cudaStream_t s);
+template <class A> void launch_route(uint32_t n, const dev_moe &m, chain s);
 
 /* head.cu */
 template <class A>

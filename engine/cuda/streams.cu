@@ -251,6 +251,7 @@ template <class A> void launch_quantise(const void *x, void *xq, int64_t blocks,
 /* Four neighbouring channels of all streams a thread. */
 enum { EXPAND_THREADS = 256 };
 template <class A> static __global__ void __launch_bounds__(EXPAND_THREADS) expand_kernel(dev d, const void *y_in) {
+    allow_launch();
     int k = blockIdx.y * EXPAND_THREADS + threadIdx.x;
     if (k < d.hidden / 4)
         expand_quad<A>(d, d.active[blockIdx.x], k,

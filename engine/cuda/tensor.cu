@@ -12,8 +12,11 @@ template <class Weights, int WIDTH> static cudaError_t allow_shared() {
 }
 
 template <class Weights, int TILES> static cudaError_t allow_few() {
-    return cudaFuncSetAttribute(few_kernel<Weights, TILES>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                few_stage<Weights>::BLOCK_BYTES);
+    cudaError_t e = cudaFuncSetAttribute(few_kernel<Weights, TILES, true>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                         few_stage<Weights, true>::BLOCK_BYTES);
+    if (e) return e;
+    return cudaFuncSetAttribute(few_kernel<Weights, TILES, false>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                few_stage<Weights, false>::BLOCK_BYTES);
 }
 
 template <class Weights> static cudaError_t allow_widths() {
@@ -54,7 +57,12 @@ struct shape {
 };
 
 template <class Weights, int TILES> static void launch_few(dim3 grid, const source &src, chain s) {
-    launch_chained(few_kernel<Weights, TILES>, grid, 32 * FEW_WARPS, few_stage<Weights>::BLOCK_BYTES, s, src);
+    if (grid.x * grid.y * grid.z <= MULTIPROCESSORS)
+        launch_chained(few_kernel<Weights, TILES, true>, grid, 32 * FEW_WARPS, few_stage<Weights, true>::BLOCK_BYTES, s,
+                       src);
+    else
+        launch_chained(few_kernel<Weights, TILES, false>, grid, 32 * FEW_WARPS, few_stage<Weights, false>::BLOCK_BYTES,
+                       s, src);
 }
 
 template <class Weights, int WIDTH> static void launch_many(dim3 grid, const source &src, chain s) {
@@ -63,7 +71,7 @@ template <class Weights, int WIDTH> static void launch_many(dim3 grid, const sou
 }
 
 template <class Weights> static void launch(const source &src, unsigned tiles, unsigned z, shape sh, chain s) {
-    unsigned at_once = MULTIPROCESSORS * (sh.width == 8 ? Weights::FEW_PER_SM : sh.width == 16 ? 2 : 1);
+    unsigned at_once = MULTIPROCESSORS * (unsigned)few_per_sm<Weights>(sh.width / 8, false);
     dim3 few(few_blocks(ceil_div(src.n_count, FEW_N), tiles * z, at_once), tiles, z),
         many(ceil_div(src.n_count, MANY_N), tiles, z);
     if (sh.few) {

@@ -29,35 +29,6 @@ static __host__ __device__ inline int64_t padded(int64_t k_count) {
     return (k_count + K_BLOCK - 1) / K_BLOCK * K_BLOCK;
 }
 
-/* A stream, and whether what a launch waits for is just the kernel before it there: then it may begin before that one
- * has ended, up to await_launch. */
-struct chain {
-    cudaStream_t stream;
-    bool kernel_before;
-};
-
-/* In a kernel: what follows sees all that the kernels before have written; the next one may begin. */
-static __device__ __forceinline__ void await_launch() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
-static __device__ __forceinline__ void allow_launch() {
-    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-}
-
-template <class... Parameters, class... Arguments>
-static void launch_chained(void (*kernel)(Parameters...), dim3 grid, unsigned threads, size_t shared, chain s,
-                           const Arguments &...arguments) {
-    cudaLaunchAttribute attribute = {};
-    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute.val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = grid;
-    config.blockDim = threads;
-    config.dynamicSmemBytes = shared;
-    config.stream = s.stream;
-    config.attrs = &attribute;
-    config.numAttrs = s.kernel_before ? 1 : 0;
-    cudaLaunchKernelEx(&config, kernel, arguments...);
-}
-
 /* Once per process, before the first launch. */
 cudaError_t tensor_prepare(void);
 

@@ -8,22 +8,27 @@
 enum { FEW_WARPS = SEGMENTS, FEW_N = 16 };
 
 /* What a warp has under way of its segment: blocks of FEW_N rows, and their scales. */
-template <class Weights> struct few_stage {
+template <class Weights, bool DEEP> struct few_stage {
     enum {
         CODES = FEW_N * Weights::BLOCK_PIECES * 16,
         BYTES = CODES + Weights::SCALED * FEW_N * 4,
-        COUNT = Weights::FEW_STAGES,
+        COUNT = DEEP ? Weights::DEEP_STAGES : Weights::FEW_STAGES,
         BLOCK_BYTES = FEW_WARPS * COUNT * BYTES     /* of a thread block */
     };
 };
 
+/* Thread blocks of a multiprocessor. */
+template <class Weights> static constexpr int few_per_sm(int tiles, bool deep) {
+    return deep || tiles == 4 ? 1 : tiles == 2 ? 2 : Weights::FEW_PER_SM;
+}
+
 /* FEW_N outputs by 8 * TILES rows of plain activations at a time, a warp for each segment of K; with the weights of the
  * next blocks on their way to shared memory of each warp's own. A block goes on to every gridDim.x-th tile of outputs
  * without letting that stream end, and its warps change segments then, since some segments are longer. */
-template <class Weights, int TILES>
-static __global__ void __launch_bounds__(32 * FEW_WARPS, TILES == 1 ? Weights::FEW_PER_SM : TILES == 2 ? 2 : 1)
+template <class Weights, int TILES, bool DEEP>
+static __global__ void __launch_bounds__(32 * FEW_WARPS, few_per_sm<Weights>(TILES, DEEP))
     few_kernel(source src) {
-    typedef few_stage<Weights> stage;
+    typedef few_stage<Weights, DEEP> stage;
     enum {
         WIDTH = 8 * TILES,
         PIECES = Weights::BLOCK_PIECES,

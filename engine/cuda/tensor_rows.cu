@@ -185,6 +185,7 @@ static __global__ void __launch_bounds__(NORM_THREADS)
 
 /* Routed experts' outputs in ascending id, then the shared one's, expanded into the streams. */
 static __global__ void __launch_bounds__(256) expand_kernel(dev d, dev_moe m, uint32_t first) {
+    allow_launch();
     uint32_t row = d.active[first + blockIdx.x];
     int quads = d.hidden / 4, k = blockIdx.y * 256 + threadIdx.x;
     if (k >= quads) return;

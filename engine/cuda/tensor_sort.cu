@@ -41,27 +41,6 @@ static __global__ void sort_few(const int32_t *ids, uint32_t total, int per_toke
     t.tile_count[tile] = count - before < t.width ? count - before : t.width;
 }
 
-/* Sum of v over the block's threads before this one, and over all. */
-static __device__ uint32_t scan_block(uint32_t v, uint32_t *all) {
-    __shared__ uint32_t part[32];
-    int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    uint32_t sum = v;
-    for (int o = 1; o < 32; o *= 2) {
-        uint32_t other = __shfl_up_sync(0xffffffffu, sum, o);
-        if (lane >= o) sum += other;
-    }
-    __syncthreads();
-    if (lane == 31) part[warp] = sum;
-    __syncthreads();
-    uint32_t before = 0;
-    *all = 0;
-    for (int w = 0; w < (int)blockDim.x / 32; w++) {
-        if (w < warp) before += part[w];
-        *all += part[w];
-    }
-    return before + sum - v;
-}
-
 /* Pairs of many rows, one block per expert; a thread walks a stretch of the ids. An expert with `lower` pairs before
  * its own starts at tile lower / width + expert: later ones cannot overlap, and the tiles between are empty. */
 static __global__ void __launch_bounds__(256)

@@ -8,11 +8,12 @@
 /* A weight type says where a row's codes and scales lie, and reads one row's 16 values from 64 half + 16 t on of a
  * block whose rows lie in shared memory, BLOCK_PIECES pieces of 16 bytes each. Piece p of row r is at place(r, p), so
  * that a quarter of a warp meets all banks. SCALED: four scale bytes a row and block. FEW_STAGES, FEW_PER_SM: blocks
- * under way a warp, and thread blocks a multiprocessor, of the kernel for few rows. */
+ * under way a warp, and thread blocks a multiprocessor, of the kernel for few rows; DEEP_STAGES: when there is a
+ * multiprocessor for each thread block. */
 
 /* FP8 with a scale per 32 x 32 tile. */
 struct fp8_tiles {
-    enum { BLOCK_PIECES = 8, SCALED = 1, FEW_STAGES = 3, FEW_PER_SM = 3 };
+    enum { BLOCK_PIECES = 8, SCALED = 1, FEW_STAGES = 3, FEW_PER_SM = 3, DEEP_STAGES = 8 };
     const uint8_t *code, *scales;
     int64_t k_count, k_blocks;
     __device__ fp8_tiles(const dev_weight &w)
@@ -35,7 +36,7 @@ struct fp8_tiles {
 
 /* MXFP4: a scale per row and 32. */
 struct fp4_rows {
-    enum { BLOCK_PIECES = 4, SCALED = 1, FEW_STAGES = 8, FEW_PER_SM = 2 };
+    enum { BLOCK_PIECES = 4, SCALED = 1, FEW_STAGES = 8, FEW_PER_SM = 2, DEEP_STAGES = 16 };
     const uint8_t *code, *scales;
     int64_t k_count, k_blocks;
     __device__ fp4_rows(const dev_weight &w)
@@ -57,7 +58,7 @@ struct fp4_rows {
 };
 
 struct bf16_rows {
-    enum { BLOCK_PIECES = 16, SCALED = 0, FEW_STAGES = 3, FEW_PER_SM = 2 };
+    enum { BLOCK_PIECES = 16, SCALED = 0, FEW_STAGES = 3, FEW_PER_SM = 2, DEEP_STAGES = 6 };
     const uint8_t *data;
     int64_t k_count, k_blocks;
     __device__ bf16_rows(const dev_weight &w) : data(w.data), k_count(w.cols), k_blocks(w.cols / 32) {}
