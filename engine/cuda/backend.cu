@@ -123,7 +123,7 @@ static void carve_rows(carver &m, dev &d, const cedar_config *c, const cedar_eng
     d.row_entry = (int32_t *)m.take(r, 4);
     d.row_pos = (uint32_t *)m.take(r, 4);
     d.token_map = (int32_t *)m.take(c->vocab, 4);
-    d.h = m.take(r * n * dm, b);
+    d.h = m.take(r * n * dm, d.stream_bytes);
     d.pre = m.take(r * n, b);
     d.pre_attn = m.take(r * n, b);
     d.post = m.take(r * n, b);
@@ -241,6 +241,7 @@ static void sizes_of(dev &d, const cedar_config *c, const cedar_engine_opts &o) 
     d.targets = c->target_count; d.hc_eps = c->hc_eps; d.norm_eps = c->norm_eps;
     d.pages_per_seq = (int32_t)((o.context_tokens + o.page_tokens - 1) / o.page_tokens);
     d.real_bytes = o.arith == CEDAR_WIDE ? 8 : 4;
+    d.stream_bytes = o.arith == CEDAR_BF16 ? 2 : d.real_bytes;
     d.row_max = rows_of(c, &o);
 }
 
@@ -490,7 +491,9 @@ static void tap_rows(cuda_backend *b, cedar_tap_kind kind, int32_t layer, const 
         uint32_t row = list[i];
         const uint8_t *at = host + (uint64_t)(by_row ? row : i) * ld * unit;
         for (uint32_t k = 0; type == TAP_REAL && k < width; k++)
-            wide_row[k] = unit == 8 ? ((const double *)at)[k] : (double)((const float *)at)[k];
+            wide_row[k] = unit == 8   ? ((const double *)at)[k]
+                          : unit == 4 ? (double)((const float *)at)[k]
+                                      : (double)cedar_bf16_value(((const uint16_t *)at)[k]);
         b->tap(b->tap_self, kind, layer, plan->entries[b->h.entry[row]].seq, b->h.pos[row],
                type == TAP_REAL ? (const void *)wide_row : at, width);
     }
@@ -816,7 +819,7 @@ template <class A> struct forward {
         tap_rows(b, CEDAR_TAP_ROUTER_IDS, layer, plan, list, n, m.ids, false, k_count, k_count, TAP_BYTES, 4);
         tap_rows(b, CEDAR_TAP_ROUTER_W, layer, plan, list, n, m.weight, false, k_count, k_count, TAP_REAL,
                  sizeof(real));
-        tap_rows(b, CEDAR_TAP_H, layer, plan, list, n, d.h, true, width, width, TAP_REAL, sizeof(real));
+        tap_rows(b, CEDAR_TAP_H, layer, plan, list, n, d.h, true, width, width, TAP_REAL, d.stream_bytes);
         tap_rows(b, CEDAR_TAP_PRE, layer, plan, list, n, d.pre, true, (uint64_t)c->hc, (uint32_t)c->hc, TAP_REAL,
                  sizeof(real));
     }
@@ -830,14 +833,16 @@ template <class A> struct forward {
     void inject(int32_t layer) {
         uint64_t width = (uint64_t)c->hc * c->hidden;
         double *h = (double *)malloc(width * sizeof *h), pre[CEDAR_HC_MAX];
-        real *row_h = (real *)malloc(width * sizeof *row_h), row_pre[CEDAR_HC_MAX];
+        typedef typename A::stream stream;
+        stream *row_h = (stream *)malloc(width * sizeof *row_h);
+        real row_pre[CEDAR_HC_MAX];
         cudaStreamSynchronize(s);
         for (uint32_t i = 0; h && row_h && i < n; i++) {
             uint32_t row = list[i];
             if (!b->inject(b->inject_self, layer, plan->entries[b->h.entry[row]].seq, b->h.pos[row], h, pre)) continue;
-            for (uint64_t k = 0; k < width; k++) row_h[k] = (real)h[k];
+            for (uint64_t k = 0; k < width; k++) row_h[k] = (stream)(real)h[k];
             for (int k = 0; k < c->hc; k++) row_pre[k] = (real)pre[k];
-            cudaMemcpy((real *)d.h + row * width, row_h, width * sizeof(real), cudaMemcpyHostToDevice);
+            cudaMemcpy((stream *)d.h + row * width, row_h, width * sizeof(stream), cudaMemcpyHostToDevice);
             cudaMemcpy((real *)d.pre + (uint64_t)row * c->hc, row_pre, (size_t)c->hc * sizeof(real),
                        cudaMemcpyHostToDevice);
         }

@@ -19,15 +19,16 @@ extern "C" {
 /* --- arithmetics (as engine/cpu/arith.h) -------------------------------------------------------------------------- */
 
 struct wide {
-    typedef double real;
+    typedef double real, stream;        /* stream: how residual streams are kept */
     static __device__ real rb(real x) { return x; }
 };
 struct f32 {
-    typedef float real;
+    typedef float real, stream;
     static __device__ real rb(real x) { return x; }
 };
 struct bf16 {
     typedef float real;
+    typedef __nv_bfloat16 stream;       /* they are rounded wherever they are written */
     static __device__ real rb(real x) { return __bfloat162float(__float2bfloat16_rn(x)); }
 };
 
@@ -138,7 +139,7 @@ struct dev {
         targets;
     double hc_eps, norm_eps;
     const cedar_layout *l;      /* on the device */
-    uint32_t real_bytes;
+    uint32_t real_bytes, stream_bytes;
     uint8_t *pages, *rings, *open;
     int32_t *page_table;        /* [seq_count, pages_per_seq] */
     dev_entry *entries;
@@ -146,7 +147,8 @@ struct dev {
     uint32_t *row_pos;
     uint32_t *active;           /* rows that run now */
     int32_t *token_map;
-    void *h, *pre, *pre_attn, *post, *comb, *mixes, *x, *xq, *table;   /* table [2, R, rope] cos, sin per pair */
+    void *h;                    /* [R, hc, hidden] streams, of the arithmetic's own type */
+    void *pre, *pre_attn, *post, *comb, *mixes, *x, *xq, *table;   /* table [2, R, rope] cos, sin per pair */
     uint32_t row_max;
     double *hc_partial;         /* [R, HC_SPLITS, (2 + n) n + 1] */
     uint8_t *window_rows;       /* [R, ring_row_bytes] */
@@ -211,7 +213,8 @@ static void launch_chained(void (*kernel)(Parameters...), dim3 grid, unsigned th
 template <class A>
 static __device__ __forceinline__ void expand_quad(const dev &d, uint32_t row, int k, const typename A::real y[4]) {
     typedef typename A::real real;
-    struct __align__(16) quad { real v[4]; };
+    typedef typename A::stream stream;
+    struct __align__(4 * sizeof(stream)) quad { stream v[4]; };
     int n = d.hc, quads = d.hidden / 4;
     quad *h = (quad *)d.h + (uint64_t)row * n * quads, old[CEDAR_HC_MAX];
     const real *post = (const real *)d.post + (uint64_t)row * n, *comb = (const real *)d.comb + (uint64_t)row * n * n;
@@ -221,13 +224,14 @@ static __device__ __forceinline__ void expand_quad(const dev &d, uint32_t row, i
 #pragma unroll
     for (int to = 0; to < CEDAR_HC_MAX; to++) {
         if (to >= n) break;
-        quad sum = { { 0, 0, 0, 0 } };
+        real sum[4] = { 0, 0, 0, 0 };
 #pragma unroll
         for (int from = 0; from < CEDAR_HC_MAX; from++)
             if (from < n)
-                for (int i = 0; i < 4; i++) sum.v[i] += comb[from * n + to] * old[from].v[i];
-        for (int i = 0; i < 4; i++) sum.v[i] = A::rb(post[to] * y[i] + sum.v[i]);
-        h[to * quads + k] = sum;
+                for (int i = 0; i < 4; i++) sum[i] += comb[from * n + to] * (real)old[from].v[i];
+        quad out;
+        for (int i = 0; i < 4; i++) out.v[i] = (stream)A::rb(post[to] * y[i] + sum[i]);
+        h[to * quads + k] = out;
     }
 }
 

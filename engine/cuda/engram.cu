@@ -46,11 +46,13 @@ template <class A> static __global__ void gate_kernel(dev d, dev_weight qw, dev_
     int i = blockIdx.y;
     const real *kv = (const real *)kv_in + (uint64_t)blockIdx.x * (d.hc + 1) * d.hidden;
     const real *key = kv + (int64_t)i * d.hidden, *value = kv + (int64_t)d.hc * d.hidden;
-    real *h = (real *)d.h + ((uint64_t)row * d.hc + i) * d.hidden;
+    typedef typename A::stream stream;
+    stream *h = (stream *)d.h + ((uint64_t)row * d.hc + i) * d.hidden;
     double dot = 0, hh = 0, kk = 0;
     for (int k = threadIdx.x; k < d.hidden; k += blockDim.x) {
-        dot += (double)(h[k] * (real)weight_at(qw, i, k) * (real)weight_at(kw, i, k) * key[k]);
-        hh += (double)h[k] * (double)h[k];
+        real x = (real)h[k];
+        dot += (double)(x * (real)weight_at(qw, i, k) * (real)weight_at(kw, i, k) * key[k]);
+        hh += (double)x * (double)x;
         kk += (double)key[k] * (double)key[k];
     }
     dot = block_sum(dot);
@@ -61,7 +63,8 @@ template <class A> static __global__ void gate_kernel(dev d, dev_weight qw, dev_
     real x = (real)dot * inv_h * inv_k * (real)(1 / sqrt((double)d.hidden)), a = fabs(x);
     real g = real_sqrt(a > (real)1e-6 ? a : (real)1e-6);
     g = sigmoid(signbit(x) ? -g : g);
-    for (int k = threadIdx.x; k < d.hidden; k += blockDim.x) h[k] = A::rb(h[k] + g * value[k]);
+    for (int k = threadIdx.x; k < d.hidden; k += blockDim.x) 
+        h[k] = (stream)A::rb((real)h[k] + g * value[k]);
 }
 
 template <class A>

@@ -25,9 +25,10 @@ template <class A> void launch_begin(const dev &d, uint32_t n, const double *fre
 template <class A> static __global__ void embed_kernel(dev d, dev_weight w) {
     typedef typename A::real real;
     uint32_t row = d.active[blockIdx.x];
-    real *h = (real *)d.h + (uint64_t)row * d.hc * d.hidden;
+    typedef typename A::stream stream;
+    stream *h = (stream *)d.h + (uint64_t)row * d.hc * d.hidden;
     for (int k = threadIdx.x; k < d.hidden; k += blockDim.x) {
-        real v = (real)weight_at(w, d.row_token[row], k);
+        stream v = (stream)(real)weight_at(w, d.row_token[row], k);
         for (int i = 0; i < d.hc; i++) h[(int64_t)i * d.hidden + k] = v;
     }
     if (threadIdx.x < d.hc) ((real *)d.pre)[(uint64_t)row * d.hc + threadIdx.x] = threadIdx.x == 0;
@@ -49,7 +50,8 @@ static __global__ void __launch_bounds__(256) hc_project(dev d, dev_weight fn, u
     uint32_t first = (blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32) * ROWS;
     int n0 = blockIdx.y * OUTPUTS, lane = threadIdx.x % 32;
     if (first >= count) return;
-    struct __align__(16) quad { real v[4]; };
+    typedef typename A::stream stream;
+    struct __align__(4 * sizeof(stream)) quad { stream v[4]; };
     const quad *h[ROWS];
     const float4 *w = (const float4 *)fn.data;
 #pragma unroll
@@ -57,12 +59,15 @@ static __global__ void __launch_bounds__(256) hc_project(dev d, dev_weight fn, u
         h[r] = (const quad *)d.h + d.active[first + r < count ? first + r : count - 1] * quads;
     sum dot[ROWS][OUTPUTS] = {}, square[ROWS] = {};
     for (int64_t k = begin + lane; k < end; k += 32) {
-        quad x[ROWS];
+        sum x[ROWS][4];
 #pragma unroll
         for (int r = 0; r < ROWS; r++) {
-            x[r] = h[r][k];
+            quad q = h[r][k];
 #pragma unroll
-            for (int i = 0; i < 4; i++) square[r] = fma((sum)x[r].v[i], (sum)x[r].v[i], square[r]);
+            for (int i = 0; i < 4; i++) {
+                x[r][i] = (sum)(real)q.v[i];
+                square[r] = fma(x[r][i], x[r][i], square[r]);
+            }
         }
 #pragma unroll
         for (int n = 0; n < OUTPUTS; n++) {
@@ -71,7 +76,7 @@ static __global__ void __launch_bounds__(256) hc_project(dev d, dev_weight fn, u
 #pragma unroll
             for (int r = 0; r < ROWS; r++)
 #pragma unroll
-                for (int i = 0; i < 4; i++) dot[r][n] = fma((sum)x[r].v[i], (sum)wk[i], dot[r][n]);
+                for (int i = 0; i < 4; i++) dot[r][n] = fma(x[r][i], (sum)wk[i], dot[r][n]);
         }
     }
 #pragma unroll
@@ -208,12 +213,13 @@ static __global__ void collapse_kernel(dev d, const void *pre_in, dev_weight gai
     typedef typename A::real real;
     uint32_t row = d.active[blockIdx.x];
     uint64_t at = indexed ? row : blockIdx.x;
-    const real *h = (const real *)d.h + (uint64_t)row * d.hc * d.hidden,
-               *pre = (const real *)pre_in + (uint64_t)row * d.hc;
+    typedef typename A::stream stream;
+    const stream *h = (const stream *)d.h + (uint64_t)row * d.hc * d.hidden;
+    const real *pre = (const real *)pre_in + (uint64_t)row * d.hc;
     real *x = (real *)x_out + at * d.hidden;
     for (int k = threadIdx.x; k < d.hidden; k += blockDim.x) {
         real sum = 0;
-        for (int i = 0; i < d.hc; i++) sum += pre[i] * h[(int64_t)i * d.hidden + k];
+        for (int i = 0; i < d.hc; i++) sum += pre[i] * (real)h[(int64_t)i * d.hidden + k];
         x[k] = A::rb(sum);
     }
     if (gain.kind == CEDAR_W_NONE) return;
@@ -265,11 +271,12 @@ template <class A> void launch_expand(const dev &d, uint32_t n, const void *y, c
 template <class A> static __global__ void feature_kernel(dev d, int slot) {
     typedef typename A::real real;
     uint32_t row = d.active[blockIdx.x];
-    const real *h = (const real *)d.h + (uint64_t)row * d.hc * d.hidden;
+    typedef typename A::stream stream;
+    const stream *h = (const stream *)d.h + (uint64_t)row * d.hc * d.hidden;
     real *out = (real *)d.features + ((uint64_t)row * d.targets + slot) * d.hidden;
     for (int k = threadIdx.x; k < d.hidden; k += blockDim.x) {
         real sum = 0;
-        for (int i = 0; i < d.hc; i++) sum += h[(int64_t)i * d.hidden + k];
+        for (int i = 0; i < d.hc; i++) sum += (real)h[(int64_t)i * d.hidden + k];
         out[k] = A::rb(sum / (real)d.hc);
     }
 }

@@ -102,12 +102,16 @@ enum { NORM_THREADS = 512, NORM_CHUNKS = 2, NORM_WIDTH_MAX = 8 * NORM_CHUNKS * N
 
 static __device__ __forceinline__ int64_t chunk(int i) { return 8 * ((int64_t)i * NORM_THREADS + threadIdx.x); }
 
+/* Eight bf16 values. */
+static __device__ __forceinline__ void unpack8(uint4 u, float v[8]) {
+    uint32_t p[4] = { u.x, u.y, u.z, u.w };
+#pragma unroll
+    for (int j = 0; j < 8; j++) v[j] = __uint_as_float(j % 2 ? p[j / 2] & 0xffff0000u : p[j / 2] << 16);
+}
+
 static __device__ __forceinline__ void load_gain(const dev_weight &gain, int64_t k, float w[8]) {
     if (gain.kind == CEDAR_W_BF16) {
-        uint4 u = *(const uint4 *)(gain.data + 2 * k);
-        uint32_t p[4] = { u.x, u.y, u.z, u.w };
-#pragma unroll
-        for (int j = 0; j < 8; j++) w[j] = __uint_as_float(j % 2 ? p[j / 2] & 0xffff0000u : p[j / 2] << 16);
+        unpack8(*(const uint4 *)(gain.data + 2 * k), w);
     } else {
 #pragma unroll
         for (int j = 0; j < 8; j++) w[j] = (float)weight_at(gain, 0, k + j);
@@ -164,14 +168,15 @@ static __global__ void __launch_bounds__(NORM_THREADS)
     allow_launch();
     uint32_t row = d.active[blockIdx.x];
     uint64_t at = (indexed ? row : blockIdx.x) * (uint64_t)padded(d.hidden);
-    const float *h = (const float *)d.h + (uint64_t)row * d.hc * d.hidden, *pre = pre_in + (uint64_t)row * d.hc;
+    const uint16_t *h = (const uint16_t *)d.h + (uint64_t)row * d.hc * d.hidden;
+    const float *pre = pre_in + (uint64_t)row * d.hc;
     float v[NORM_CHUNKS][8] = {};
 #pragma unroll
     for (int i = 0; i < NORM_CHUNKS; i++) {
         if (chunk(i) >= d.hidden) continue;
         for (int n = 0; n < d.hc; n++) {
             float x[8];
-            load8(h + (int64_t)n * d.hidden + chunk(i), x);
+            unpack8(*(const uint4 *)(h + (int64_t)n * d.hidden + chunk(i)), x);
 #pragma unroll
             for (int j = 0; j < 8; j++) v[i][j] += pre[n] * x[j];
         }
