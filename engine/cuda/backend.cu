@@ -582,12 +582,14 @@ template <class A> struct forward {
     /* Packs rows for the linear layers that follow; `quantised`: through FP8Q32. */
     void pack(const dev_rows &x, int64_t k_count, bool quantised, uint16_t *out) {
         if constexpr (tensor)
-            tensor_pack((const float *)x.base, x.ld, x.indexed ? d.active : NULL, n, k_count, quantised, !few_rows(n),
+            tensor_pack(x.base, false, x.ld, x.indexed ? d.active : NULL, n, k_count, quantised, !few_rows(n),
                         out, chained());
     }
     /* x its values (of the other arithmetics), p the same packed, under the same row numbers. */
     void linear(const cedar_weight &w, dev_rows x, const uint16_t *p, void *y, bool round) {
-        if constexpr (tensor) tensor_linear(W(w), packed(p, x.indexed), n, (float *)y, w.rows, round, chained());
+        if constexpr (tensor)
+            tensor_linear(W(w), packed(p, x.indexed), n, result{ y, w.rows, round ? AS_ROUNDED : AS_SUMMED },
+                          chained());
         else launch_linear<A>(d, n, W(w), 0, w.rows, x, by_place(y, w.rows), round, s);
     }
     hc_site site(const cedar_weight &fn, const cedar_weight &base, const cedar_weight &scale) const {
@@ -707,7 +709,9 @@ template <class A> struct forward {
     void query(const cedar_block *k, int kind) {
         linear(k->wq_a, by_row(d.xq, c->hidden), b->w.pxq, b->w.qr, true);
         norm(k->q_norm, b->w.qr, c->q_lora, b->w.pq);
-        linear(k->wq_b, by_place(b->w.qr, c->q_lora), b->w.pq, b->w.q, true);
+        if (whole_rows())
+            tensor_linear(W(k->wq_b), packed(b->w.pq, false), n, result{ b->w.q, k->wq_b.rows, AS_BF16 }, chained());
+        else linear(k->wq_b, by_place(b->w.qr, c->q_lora), b->w.pq, b->w.q, true);
         if (!whole_rows()) launch_rope_heads<A>(d, n, b->w.q, c->heads, c->head_dim, kind, 1, s);
     }
 
@@ -722,10 +726,10 @@ template <class A> struct forward {
         int64_t rows = w.rows / groups;
         if constexpr (tensor) {
             if (!whole_rows())
-                tensor_pack((const float *)b->w.q, k_count, NULL, n * (uint32_t)groups, k_count, false, !few_rows(n),
+                tensor_pack(b->w.q, false, k_count, NULL, n * (uint32_t)groups, k_count, false, !few_rows(n),
                             b->w.po, chained());
-            tensor_groups(W(w), groups, operand{ b->w.po, NULL, groups, 0, !few_rows(n) }, n, (float *)b->w.u, w.rows,
-                          chained());
+            tensor_groups(W(w), groups, operand{ b->w.po, NULL, groups, 0, !few_rows(n) }, n,
+                          result{ b->w.u, w.rows, AS_BF16 }, chained());
         } else {
             for (int g = 0; g < groups; g++)
                 launch_linear<A>(d, n, W(w), g * rows, rows, by_place((real *)b->w.q + g * k_count, groups * k_count),
@@ -739,7 +743,8 @@ template <class A> struct forward {
         if (b->o.wo_a_fp8) launch_quantise<A>(b->w.q, b->w.q, n * width / 32, s);
         grouped(k->wo_a, width / c->o_groups);
         if (!tensor) launch_quantise<A>(b->w.u, b->w.u, n * u_width / 32, s);
-        pack(by_place(b->w.u, u_width), u_width, true, b->w.pt);
+        if constexpr (tensor)
+            tensor_pack(b->w.u, true, u_width, NULL, n, u_width, true, !few_rows(n), b->w.pt, chained());
         linear(k->wo_b, by_place(b->w.u, u_width), b->w.pt, b->w.att, true);
         join(SIDE_HC);
         launch_expand<A>(d, n, b->w.att, s);
@@ -756,25 +761,24 @@ template <class A> struct forward {
             const uint16_t *x = b->w.pxq + (uint64_t)first * (uint64_t)padded(c->hidden);
             expert_tiles t = b->w.tiles;
             tensor_tiles(count, m.per_token, m.experts, woven, &t);
-            float *a = (float *)m.a, *g = (float *)m.b, *out = (float *)m.out;
-            int64_t ld = m.moe_dim, shared_at = m.per_token * ld;
-            operand px = { x, NULL, 1, 0, woven }, pa = { b->w.pa, NULL, slots, m.per_token, woven };
+            uint16_t *a = (uint16_t *)m.a, *g = (uint16_t *)m.b, *out = (uint16_t *)m.out;
+            int64_t ld = m.moe_dim, shared_at = m.per_token * ld, dm = c->hidden;
+            operand px = { x, NULL, 1, 0, woven }, pa = { b->w.pa, NULL, slots, m.per_token, woven },
+                    plain = { b->w.px + (uint64_t)first * (uint64_t)padded(dm), NULL, 1, 0, woven };
             fork(SIDE_SHARED, [&] {
-                tensor_linear_two(m.shared1, m.shared3, px, count, a + shared_at, g + shared_at, slots * ld, true,
-                                  chained());
+                tensor_linear_two(m.shared1, m.shared3, px, count, result{ a + shared_at, slots * ld, AS_BF16 },
+                                  g + shared_at, chained());
             });
-            tensor_linear(m.gate, operand{ b->w.px + (uint64_t)first * (uint64_t)padded(c->hidden), NULL, 1, 0, woven },
-                          count, (float *)m.z, m.experts, false, chained());
+            tensor_linear(m.gate, plain, count, result{ m.z, m.experts, AS_SUMMED }, chained());
             launch_route<A>(count, m, chained());
             tensor_sort(m.ids, count, m.per_token, m.experts, woven, t, s);
-            tensor_experts(m.w1, 2, 2 * m.experts, ld, x, woven, slots, t, a, g, ld, chained());
+            tensor_experts(m.w1, 2, 2 * m.experts, ld, x, woven, slots, t, result{ a, ld, AS_BF16 }, g, chained());
             join(SIDE_SHARED);
             tensor_act(m, count, woven, b->w.pa, s);
             fork(SIDE_SHARED, [&] {
-                tensor_linear(m.shared2, pa, count, out + (int64_t)m.per_token * c->hidden, (int64_t)slots * c->hidden,
-                              true, chained());
+                tensor_linear(m.shared2, pa, count, result{ out + m.per_token * dm, slots * dm, AS_BF16 }, chained());
             });
-            tensor_experts(m.w2, 1, 0, c->hidden, b->w.pa, woven, 1, t, out, out, c->hidden, chained());
+            tensor_experts(m.w2, 1, 0, dm, b->w.pa, woven, 1, t, result{ out, dm, AS_BF16 }, out, chained());
             join(SIDE_SHARED);
             if (first == 0) join(SIDE_HC);
             tensor_expand_experts(d, first, count, m, s);
@@ -865,8 +869,8 @@ template <class A> struct forward {
                 uint32_t count = n - first < ATTENTION_BATCH ? n - first : ATTENTION_BATCH;
                 if (whole_rows()) {
                     if (!lists_early(layer)) tensor_keys(d, first, count, layer, part, lo, b->w.attention, s);
-                    tensor_attention_rows(d, first, count, c->ratio[layer] > 0, (const float *)b->w.q, W(k->attn_sink),
-                                          c->heads / c->o_groups, b->w.attention, !few_rows(n), b->w.po, s);
+                    tensor_attention_rows(d, first, count, c->ratio[layer] > 0, (const uint16_t *)b->w.q,
+                                          W(k->attn_sink), c->heads / c->o_groups, b->w.attention, !few_rows(n), b->w.po, s);
                 } else {
                     tensor_attention(d, first, count, layer, part, lo, (float *)b->w.q, W(k->attn_sink),
                                      b->w.attention, s);

@@ -95,7 +95,7 @@ static shape dense_shape(const source &src, bool woven, unsigned z) {
 }
 
 static source dense_source(const dev_weight &w0, const dev_weight &w1, const operand &x, uint32_t rows, int64_t n_count,
-                           float *y0, float *y1, int64_t ldy, bool round) {
+                           const result &y0, void *y1) {
     source src = {};
     src.dense[0] = w0;
     src.dense[1] = w1;
@@ -106,11 +106,11 @@ static source dense_source(const dev_weight &w0, const dev_weight &w1, const ope
     src.rows = rows;
     src.by_place = true;
     src.x = x.x;
-    src.y[0] = y0;
+    src.y[0] = y0.y;
     src.y[1] = y1;
-    src.ldy = ldy;
+    src.ldy = y0.ld;
+    src.kind = y0.kind;
     src.n_count = n_count;
-    src.round = round;
     return src;
 }
 
@@ -121,22 +121,20 @@ static void launch_dense(const source &src, bool woven, unsigned z, chain s) {
     else launch<fp8_tiles>(src, tiles, z, sh, s);
 }
 
-void tensor_linear(const dev_weight &w, const operand &x, uint32_t rows, float *y, int64_t ldy, bool round,
-                   chain s) {
-    launch_dense(dense_source(w, w, x, rows, w.rows, y, y, ldy, round), x.woven, 1, s);
+void tensor_linear(const dev_weight &w, const operand &x, uint32_t rows, const result &y, chain s) {
+    launch_dense(dense_source(w, w, x, rows, w.rows, y, y.y), x.woven, 1, s);
 }
 
-void tensor_linear_two(const dev_weight &w0, const dev_weight &w1, const operand &x, uint32_t rows, float *y0,
-                       float *y1, int64_t ldy, bool round, chain s) {
-    source src = dense_source(w0, w1, x, rows, w0.rows, y0, y1, ldy, round);
+void tensor_linear_two(const dev_weight &w0, const dev_weight &w1, const operand &x, uint32_t rows, const result &y0,
+                       void *y1, chain s) {
+    source src = dense_source(w0, w1, x, rows, w0.rows, y0, y1);
     src.z_dense = 1;
     src.z_y = 1;
     launch_dense(src, x.woven, 2, s);
 }
 
-void tensor_groups(const dev_weight &w, int groups, const operand &x, uint32_t rows, float *y, int64_t ldy,
-                   chain s) {
-    source src = dense_source(w, w, x, rows, w.rows / groups, y, y, ldy, true);
+void tensor_groups(const dev_weight &w, int groups, const operand &x, uint32_t rows, const result &y, chain s) {
+    source src = dense_source(w, w, x, rows, w.rows / groups, y, y.y);
     src.z_offset = 1;
     src.z_rows = (int)src.n_count;
     src.z_columns = src.n_count;
@@ -144,7 +142,7 @@ void tensor_groups(const dev_weight &w, int groups, const operand &x, uint32_t r
 }
 
 void tensor_experts(const dev_weight *list, int lists, int list_step, int64_t n_count, const uint16_t *x, bool woven,
-                    int source_div, const expert_tiles &t, float *y, float *y_second, int64_t ldy, chain s) {
+                    int source_div, const expert_tiles &t, const result &y, void *y_second, chain s) {
     source src = {};
     src.experts = list;
     src.list = t.pairs;
@@ -152,12 +150,12 @@ void tensor_experts(const dev_weight *list, int lists, int list_step, int64_t n_
     src.stride = 1;
     src.tiles = t;
     src.x = x;
-    src.y[0] = y;
+    src.y[0] = y.y;
     src.y[1] = y_second;
-    src.ldy = ldy;
+    src.ldy = y.ld;
+    src.kind = y.kind;
     src.n_count = n_count;
     src.z_list = list_step;
     src.z_y = 1;
-    src.round = true;
     launch<fp4_rows>(src, t.tiles_max, (unsigned)lists, shape{ !woven, (int)t.width }, s);
 }

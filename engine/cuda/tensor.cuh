@@ -35,10 +35,10 @@ cudaError_t tensor_prepare(void);
 /* Largest scale byte of a weight of a kind that decoding can hold (pairs.cuh). */
 int tensor_scale_max(int kind);
 
-/* out row = bf16 of row of x [*, ldx] floats, through FP8Q32 if `quantise`; the same row numbers, those listed or
- * 0 .. n-1. out [*, padded(K)]; columns past K are zero. */
-void tensor_pack(const float *x, int64_t ldx, const uint32_t *list, uint32_t n, int64_t k_count, bool quantise,
-                 bool woven, uint16_t *out, chain s);
+/* out row = bf16 of row of x [*, ldx] (floats, or bf16 if x_bf16), through FP8Q32 if `quantise`; the same row numbers,
+ * those listed or 0 .. n-1. out [*, padded(K)]; columns past K are zero. */
+void tensor_pack(const void *x, bool x_bf16, int64_t ldx, const uint32_t *list, uint32_t n, int64_t k_count,
+                 bool quantise, bool woven, uint16_t *out, chain s);
 
 /* Rows 0 .. n-1 of x [n, width] floats normed and packed through FP8Q32; width at most tensor_norm_width_max. */
 int tensor_norm_width_max(void);
@@ -56,16 +56,22 @@ struct operand {
     bool woven;
 };
 
-/* y[i * ldy + n] = row i of x times row n of w, to bf16 if `round`. */
-void tensor_linear(const dev_weight &w, const operand &x, uint32_t rows, float *y, int64_t ldy, bool round,
-                   chain s);
-/* The same for two weights of one shape and one input at once. */
-void tensor_linear_two(const dev_weight &w0, const dev_weight &w1, const operand &x, uint32_t rows, float *y0,
-                       float *y1, int64_t ldy, bool round, chain s);
-/* `groups` equal blocks of rows of w, group g from row ... * stride + first + g of x to columns from g * n_count of y;
- * rounded. */
-void tensor_groups(const dev_weight &w, int groups, const operand &x, uint32_t rows, float *y, int64_t ldy,
-                   chain s);
+/* Where results go: row i from i * ld elements on, as they were summed, rounded to bf16, or kept as bf16. */
+enum result_kind { AS_SUMMED, AS_ROUNDED, AS_BF16 };
+struct result {
+    void *y;
+    int64_t ld;
+    result_kind kind;
+};
+
+/* y row i, column n = row i of x times row n of w. */
+void tensor_linear(const dev_weight &w, const operand &x, uint32_t rows, const result &y, chain s);
+/* The same for two weights of one shape and one input at once; the second result has the rows and kind of the first. */
+void tensor_linear_two(const dev_weight &w0, const dev_weight &w1, const operand &x, uint32_t rows, const result &y0,
+                       void *y1, chain s);
+/* `groups` equal blocks of rows of w, group g from row ... * stride + first + g of x to columns from g * (rows of a
+ * block) of y. */
+void tensor_groups(const dev_weight &w, int groups, const operand &x, uint32_t rows, const result &y, chain s);
 
 /* Routed experts: pairs (place, slot) sorted by expert, in tiles of one expert. */
 struct expert_tiles {
@@ -80,17 +86,17 @@ uint32_t tensor_tiles_max(uint32_t rows, int per_token, int experts);
 void tensor_sort(const int32_t *ids, uint32_t rows, int per_token, int experts, bool woven, const expert_tiles &t,
                  cudaStream_t s);
 
-/* Packed activations of all pairs [rows * (per_token + 1), padded(moe_dim)] from m.a and m.b. */
+/* Packed activations of all pairs [rows * (per_token + 1), padded(moe_dim)] from m.a and m.b, which are bf16. */
 void tensor_act(const dev_moe &m, uint32_t rows, bool woven, uint16_t *out, cudaStream_t s);
 
-/* Streams of rows [first, first + n) of the list expanded with the sum of their pairs' outputs, m.ids and m.out from
- * the first of them on. */
+/* Streams of rows [first, first + n) of the list expanded with the sum of their pairs' outputs, m.ids and m.out (bf16)
+ * from the first of them on. */
 void tensor_expand_experts(const dev &d, uint32_t first, uint32_t n, const dev_moe &m, cudaStream_t s);
 
-/* FP4 experts over the tiles, `lists` (1 or 2) lists of weights list_step apart with results y and y_second: the row
- * of y is the pair, that of x is the pair (source_div 1) or pair / source_div. Rounded. */
+/* FP4 experts over the tiles, `lists` (1 or 2) lists of weights list_step apart with results y and, in the same form,
+ * y_second: the row of y is the pair, that of x is the pair (source_div 1) or pair / source_div. */
 void tensor_experts(const dev_weight *list, int lists, int list_step, int64_t n_count, const uint16_t *x, bool woven,
-                    int source_div, const expert_tiles &t, float *y, float *y_second, int64_t ldy, chain s);
+                    int source_div, const expert_tiles &t, const result &y, void *y_second, chain s);
 
 /* --- attention and index scores, bf16 arithmetic ---------------------------------------------------------------------
  *
@@ -120,11 +126,11 @@ void tensor_attention(const dev &d, uint32_t first, uint32_t n, int layer, int p
 void tensor_keys(const dev &d, uint32_t first, uint32_t n, int layer, int part, int lo_kind, const attention_work &w,
                  cudaStream_t s);
 
-/* The same for whole rows, if the shape is that of the real model: q as wq_b left it, which is rotated on
+/* The same for whole rows, if the shape is that of the real model: q as wq_b left it, in bf16, which is rotated on
  * the way; out packed [place, groups of heads, heads_per_group * head_dim], rotated back: what wo_a reads. */
 bool tensor_attention_rows_can(const dev &d, const cedar_layout &l, const attention_work &w);
 cudaError_t tensor_attention_prepare(void);
-void tensor_attention_rows(const dev &d, uint32_t first, uint32_t n, int table_kind, const float *q,
+void tensor_attention_rows(const dev &d, uint32_t first, uint32_t n, int table_kind, const uint16_t *q,
                            const dev_weight &sink, int heads_per_group, const attention_work &w, bool woven,
                            uint16_t *out, cudaStream_t s);
 

@@ -149,7 +149,7 @@ static __global__ void __launch_bounds__(32 * FEW_WARPS, few_per_sm<Weights>(TIL
             float sum = 0;
 #pragma unroll
             for (int s = 0; s < SEGMENTS; s++) sum += part[turn][s][n][c];
-            src.row_of_y(it.first + c)[n0 + n] = src.out(sum);
+            src.put(it.first + c, n0 + n, sum);
         }
     }
     copies_wait<0>();

@@ -145,10 +145,9 @@ static __global__ void __launch_bounds__(32 * MANY_WARPS, 1) many_kernel(source 
         for (int k = 0; k < 2; k++) {
             int c = 8 * n + 2 * t + k;
             if (c >= (int)it.count) continue;
-            float *y = src.row_of_y(it.first + c);
             int n0 = n_tile + warp * 16 + g;
-            if (n0 < n_count) y[n0] = src.out(total[4 * n + k]);
-            if (n0 + 8 < n_count) y[n0 + 8] = src.out(total[4 * n + 2 + k]);
+            if (n0 < n_count) src.put(it.first + c, n0, total[4 * n + k]);
+            if (n0 + 8 < n_count) src.put(it.first + c, n0 + 8, total[4 * n + 2 + k]);
         }
 }
 

@@ -46,6 +46,13 @@ static __device__ __forceinline__ void store8(uint16_t *row, int64_t k, const ui
     pairs[12] = c.w;
 }
 
+/* Eight bf16 values. */
+static __device__ __forceinline__ void unpack8(uint4 u, float v[8]) {
+    uint32_t p[4] = { u.x, u.y, u.z, u.w };
+#pragma unroll
+    for (int j = 0; j < 8; j++) v[j] = __uint_as_float(j % 2 ? p[j / 2] & 0xffff0000u : p[j / 2] << 16);
+}
+
 static __device__ __forceinline__ void load8(const float *x, float v[8]) {
     float4 lo = *(const float4 *)x, hi = *(const float4 *)(x + 4);
     v[0] = lo.x; v[1] = lo.y; v[2] = lo.z; v[3] = lo.w;
@@ -55,14 +62,15 @@ static __device__ __forceinline__ void load8(const float *x, float v[8]) {
 /* --- packing ------------------------------------------------------------------------------------------------------ */
 
 static __global__ void __launch_bounds__(256)
-    pack_kernel(const float *x, int64_t ldx, const uint32_t *list, int64_t k_count, bool quantise, bool woven,
-                uint16_t *out) {
+    pack_kernel(const void *x, bool x_bf16, int64_t ldx, const uint32_t *list, int64_t k_count, bool quantise,
+                bool woven, uint16_t *out) {
     await_launch();
     allow_launch();
     uint64_t row = list ? list[blockIdx.x] : blockIdx.x;
     int64_t width = (k_count + K_BLOCK - 1) / K_BLOCK * K_BLOCK, k = 8 * ((int64_t)blockIdx.y * 256 + threadIdx.x);
     float v[8] = {};
-    if (k < k_count) load8(x + row * ldx + k, v);
+    if (k < k_count && x_bf16) unpack8(*(const uint4 *)((const uint16_t *)x + row * ldx + k), v);
+    else if (k < k_count) load8((const float *)x + row * ldx + k, v);
     uint32_t p[4];
     pack8(v, quantise, p);
     if (k < width) store8(out + row * width, k, p, woven);
@@ -79,8 +87,8 @@ static __global__ void __launch_bounds__(256) act_kernel(dev_moe m, uint32_t pai
     if (there && slot < slots - 1) weight = ((const float *)m.weight)[pair / slots * (slots - 1) + slot];
     if (there) {
         float a[8], b[8];
-        load8((const float *)m.a + (uint64_t)pair * m.moe_dim + k, a);
-        load8((const float *)m.b + (uint64_t)pair * m.moe_dim + k, b);
+        unpack8(*(const uint4 *)((const uint16_t *)m.a + (uint64_t)pair * m.moe_dim + k), a);
+        unpack8(*(const uint4 *)((const uint16_t *)m.b + (uint64_t)pair * m.moe_dim + k), b);
 #pragma unroll
         for (int j = 0; j < 8; j++) {
             if (lim > 0) {
@@ -101,13 +109,6 @@ static __global__ void __launch_bounds__(256) act_kernel(dev_moe m, uint32_t pai
 enum { NORM_THREADS = 512, NORM_CHUNKS = 2, NORM_WIDTH_MAX = 8 * NORM_CHUNKS * NORM_THREADS };
 
 static __device__ __forceinline__ int64_t chunk(int i) { return 8 * ((int64_t)i * NORM_THREADS + threadIdx.x); }
-
-/* Eight bf16 values. */
-static __device__ __forceinline__ void unpack8(uint4 u, float v[8]) {
-    uint32_t p[4] = { u.x, u.y, u.z, u.w };
-#pragma unroll
-    for (int j = 0; j < 8; j++) v[j] = __uint_as_float(j % 2 ? p[j / 2] & 0xffff0000u : p[j / 2] << 16);
-}
 
 static __device__ __forceinline__ void load_gain(const dev_weight &gain, int64_t k, float w[8]) {
     if (gain.kind == CEDAR_W_BF16) {
@@ -195,23 +196,26 @@ static __global__ void __launch_bounds__(256) expand_kernel(dev d, dev_moe m, ui
     int quads = d.hidden / 4, k = blockIdx.y * 256 + threadIdx.x;
     if (k >= quads) return;
     const int32_t *ids = m.ids + (uint64_t)blockIdx.x * m.per_token;
-    const float4 *out = (const float4 *)m.out + (uint64_t)blockIdx.x * (m.per_token + 1) * quads + k;
-    float4 y = make_float4(0, 0, 0, 0);
+    const uint2 *out = (const uint2 *)m.out + (uint64_t)blockIdx.x * (m.per_token + 1) * quads + k;
+    float y[4] = { 0, 0, 0, 0 };
     for (int i = 0; i <= m.per_token; i++) {
         if (i < m.per_token && ids[i] < 0) continue;
-        float4 v = out[(int64_t)i * quads];
-        y.x += v.x; y.y += v.y; y.z += v.z; y.w += v.w;
+        uint2 v = out[(int64_t)i * quads];
+        y[0] += __uint_as_float(v.x << 16);
+        y[1] += __uint_as_float(v.x & 0xffff0000u);
+        y[2] += __uint_as_float(v.y << 16);
+        y[3] += __uint_as_float(v.y & 0xffff0000u);
     }
-    float four[4] = { rounded(y.x), rounded(y.y), rounded(y.z), rounded(y.w) };
-    expand_quad<bf16>(d, row, k, four);
+    for (int i = 0; i < 4; i++) y[i] = rounded(y[i]);
+    expand_quad<bf16>(d, row, k, y);
 }
 
 /* --- launchers ---------------------------------------------------------------------------------------------------- */
 
-void tensor_pack(const float *x, int64_t ldx, const uint32_t *list, uint32_t n, int64_t k_count, bool quantise,
-                 bool woven, uint16_t *out, chain s) {
-    launch_chained(pack_kernel, dim3(n, ceil_div(padded(k_count), 8 * 256)), 256, 0, s, x, ldx, list, k_count, quantise,
-                   woven, out);
+void tensor_pack(const void *x, bool x_bf16, int64_t ldx, const uint32_t *list, uint32_t n, int64_t k_count,
+                 bool quantise, bool woven, uint16_t *out, chain s) {
+    launch_chained(pack_kernel, dim3(n, ceil_div(padded(k_count), 8 * 256)), 256, 0, s, x, x_bf16, ldx, list, k_count,
+                   quantise, woven, out);
 }
 
 void tensor_act(const dev_moe &m, uint32_t rows, bool woven, uint16_t *out, cudaStream_t s) {

@@ -109,31 +109,32 @@ static __device__ __forceinline__ void rotate_pair(float &a, float &b, const flo
     b = rounded(x * si + y * t[0]);
 }
 
-/* Queries of the row, rotated, as 8 tiles of 64 heads by 64 channels; four loads of a thread are under way at once. */
-static __device__ __forceinline__ void load_queries(const dev &d, const float *q, const float *table, uint8_t *to) {
-    enum { AT_ONCE = 4, EIGHTS = ROW_DIM / 8, STEP = ROW_THREADS / EIGHTS };
+/* Queries of the row, rotated, as 8 tiles of 64 heads by 64 channels; eight loads of a thread are under way at once. */
+static __device__ __forceinline__ void load_queries(const dev &d, const uint16_t *q, const float *table, uint8_t *to) {
+    enum { AT_ONCE = 8, EIGHTS = ROW_DIM / 8, STEP = ROW_THREADS / EIGHTS };
     int k = (int)threadIdx.x % EIGHTS * 8, rope_from = ROW_DIM - d.rope;
     float turn[8] = { 1, 0, 1, 0, 1, 0, 1, 0 };     /* cos, sin of the thread's pairs: it has the same of every head */
     if (k >= rope_from)
 #pragma unroll
         for (int j = 0; j < 8; j++) turn[j] = table[k - rope_from + j];
     for (int h0 = (int)threadIdx.x / EIGHTS; h0 < ROW_HEADS; h0 += AT_ONCE * STEP) {
-        float4 x[AT_ONCE][2];
+        uint4 x[AT_ONCE];
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) x[i] = __ldg((const uint4 *)(q + (h0 + i * STEP) * ROW_DIM + k));
 #pragma unroll
         for (int i = 0; i < AT_ONCE; i++) {
-            const float4 *from = (const float4 *)(q + (h0 + i * STEP) * ROW_DIM + k);
-            x[i][0] = __ldg(from);
-            x[i][1] = __ldg(from + 1);
-        }
-#pragma unroll
-        for (int i = 0; i < AT_ONCE; i++) {
-            float v[8] = { x[i][0].x, x[i][0].y, x[i][0].z, x[i][0].w, x[i][1].x, x[i][1].y, x[i][1].z, x[i][1].w };
             int h = h0 + i * STEP;
-            if (k >= rope_from)
+            if (k >= rope_from) {
+                uint32_t p[4] = { x[i].x, x[i].y, x[i].z, x[i].w };
 #pragma unroll
-                for (int j = 0; j < 8; j += 2) rotate_pair(v[j], v[j + 1], turn + j, 1);
-            *(uint4 *)(to + k / 64 * TILE_BYTES + h * 128 + swizzled(h, k % 64 / 8)) =
-                make_uint4(pair_of(v[0], v[1]), pair_of(v[2], v[3]), pair_of(v[4], v[5]), pair_of(v[6], v[7]));
+                for (int j = 0; j < 4; j++) {
+                    float a = __uint_as_float(p[j] << 16), b = __uint_as_float(p[j] & 0xffff0000u);
+                    rotate_pair(a, b, turn + 2 * j, 1);
+                    p[j] = pair_of(a, b);
+                }
+                x[i] = make_uint4(p[0], p[1], p[2], p[3]);
+            }
+            *(uint4 *)(to + k / 64 * TILE_BYTES + h * 128 + swizzled(h, k % 64 / 8)) = x[i];
         }
     }
 }
@@ -293,7 +294,8 @@ static __device__ __forceinline__ void row_values(const uint8_t *tiles, uint8_t 
 struct row_work {
     uint32_t first;
     int table_kind;
-    const float *q, *sink;
+    const uint16_t *q;
+    const float *sink;
     row_output to;
 };
 
@@ -395,7 +397,7 @@ cudaError_t tensor_attention_prepare(void) {
     return e ? e : cudaFuncSetAttribute(slice_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, ROW_SHARED);
 }
 
-void tensor_attention_rows(const dev &d, uint32_t first, uint32_t n, int table_kind, const float *q,
+void tensor_attention_rows(const dev &d, uint32_t first, uint32_t n, int table_kind, const uint16_t *q,
                            const dev_weight &sink, int heads_per_group, const attention_work &w, bool woven,
                            uint16_t *out, cudaStream_t s) {
     row_work r = { first,

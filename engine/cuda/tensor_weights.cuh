@@ -127,11 +127,11 @@ struct source {
     expert_tiles tiles;
     bool by_place;              /* destination is the place in the list, else the entry */
     const uint16_t *x;
-    float *y[2];
+    void *y[2];
     int64_t ldy, n_count;
     int z_dense, z_list, z_rows, z_y;   /* what one more in z adds to: dense, experts, rows of w, y */
     int64_t z_columns;                  /* columns of y */
-    bool round;
+    result_kind kind;
 
     __device__ __forceinline__ bool item(uint32_t width, work_item *it) const {
         uint32_t tile = blockIdx.y, z = blockIdx.z;
@@ -151,10 +151,13 @@ struct source {
     __device__ __forceinline__ uint32_t from(uint32_t i) const {
         return entry(i) / div * stride + offset + blockIdx.z * z_offset;
     }
-    __device__ __forceinline__ float *row_of_y(uint32_t i) const {
-        return y[blockIdx.z * z_y] + (uint64_t)(by_place ? i : entry(i)) * ldy + blockIdx.z * z_columns;
+    /* Column n of the result of row i of the list. */
+    __device__ __forceinline__ void put(uint32_t i, int n, float v) const {
+        void *to = y[blockIdx.z * z_y];
+        uint64_t at = (uint64_t)(by_place ? i : entry(i)) * ldy + blockIdx.z * z_columns + n;
+        if (kind == AS_BF16) ((__nv_bfloat16 *)to)[at] = __float2bfloat16_rn(v);
+        else ((float *)to)[at] = kind == AS_ROUNDED ? rounded(v) : v;
     }
-    __device__ __forceinline__ float out(float v) const { return round ? rounded(v) : v; }
 };
 
 #endif
