@@ -870,7 +870,8 @@ template <class A> struct forward {
                 if (whole_rows()) {
                     if (!lists_early(layer)) tensor_keys(d, first, count, layer, part, lo, b->w.attention, s);
                     tensor_attention_rows(d, first, count, c->ratio[layer] > 0, (const uint16_t *)b->w.q,
-                                          W(k->attn_sink), c->heads / c->o_groups, b->w.attention, !few_rows(n), b->w.po, s);
+                                          W(k->attn_sink), c->heads / c->o_groups, b->w.attention, !few_rows(n),
+                                          b->w.po, s);
                 } else {
                     tensor_attention(d, first, count, layer, part, lo, (float *)b->w.q, W(k->attn_sink),
                                      b->w.attention, s);
