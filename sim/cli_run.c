@@ -16,6 +16,7 @@
 #include "lua/hardware.h"
 #include "lua/script.h"
 #include "reports/reports.h"
+#include "sim/audit_host.h"
 #include "sim/cli_int.h"
 
 enum { SCENARIO_BYTES_MAX = 16 << 20 };
@@ -34,7 +35,7 @@ typedef struct execution {
                                  * one it was to replace as it is */
     cedar_observer observer;    /* first_run until there is a store, then the store's */
     cedar_run_cache *cache;
-    int64_t runs, last_bar_ns;
+    int64_t runs, audits, last_bar_ns;
 } execution;
 
 /* --- the manifest ------------------------------------------------------------------------------------------------- */
@@ -179,6 +180,32 @@ static cedar_status host_run(void *self, const cedar_run_opts *opts, cedar_run_r
     return st;
 }
 
+static cedar_status first_audit_row(void *self, cedar_audit_kind kind, const void *row, cedar_err *err) {
+    execution *x = self;
+    cedar_status st = need_store(x, err);
+    const cedar_audit_observer *store = st ? NULL : cedar_store_audit_observer(x->store);
+    return st ? st : store->row(store->self, kind, row, err);
+}
+
+static void show_audit_progress(void *self, const char *label, uint64_t done, uint64_t total, int64_t elapsed_ns) {
+    const cedar_progress p = { .label = *label ? label : "audit", .done = done, .total = total, .steps = done,
+                               .elapsed_wall_ns = elapsed_ns };
+    show_progress(self, &p);
+}
+
+static cedar_status host_audit(void *self, const cedar_audit_opts *opts, cedar_audit_result *out, cedar_err *err) {
+    execution *x = self;
+    cedar_status st = x->store ? CEDAR_OK : check_place(x->db, err);
+    if (st) return st;
+    const cedar_audit_observer rows = { x, first_audit_row };
+    const cedar_audit_setting setting = { .observer = &rows, .data_dir = x->data_dir, .progress = show_audit_progress,
+                                          .self = x, .stop = cedar_cli_stop(), .cache = x->cache };
+    x->last_bar_ns = 0;
+    st = cedar_audit_play(opts, ++x->audits, &setting, out, err);
+    clear_bar(x);
+    return st;
+}
+
 static cedar_status host_expect(void *self, const char *what, bool ok, const char *detail, cedar_err *err) {
     execution *x = self;
     cedar_status st = need_store(x, err);
@@ -230,7 +257,7 @@ static int end_run(execution *x, cedar_status st, cedar_err *err) {
     }
     st = cedar_store_close(x->store, finished, &why);
     if (st) return cedar_cli_fail(&why);
-    if (!x->quiet && x->runs) {
+    if (!x->quiet && (x->runs || x->audits)) {
         st = cedar_report_text(x->db, stdout, cedar_cli_width(stdout), cedar_cli_color(stdout), &why);
         if (st) return cedar_cli_fail(&why);
     }
@@ -248,7 +275,8 @@ static int execute(execution *x) {
     if (!st) st = cedar_run_cache_new(&x->cache, &err);
     if (st) return cedar_cli_fail(&err);
     x->observer = (cedar_observer){ .self = x, .run_begin = first_run };
-    cedar_script_host host = { .self = x, .run = host_run, .expect = host_expect, .print = host_print };
+    cedar_script_host host = { .self = x, .run = host_run, .audit = host_audit, .expect = host_expect,
+                               .print = host_print };
     cedar_script_opts o = { .name = x->path, .text = x->text, .bytes = x->bytes, .overrides = x->overrides,
                             .override_count = x->override_count, .seed = scenario_seed(x->overrides, x->override_count),
                             .stop = cedar_cli_stop() };

@@ -449,7 +449,7 @@ START_TEST(test_store_close) {
     WANT(db, "pragma_foreign_key_check", { "COUNT(*)", 0 });
     WANT(db, "manifest", { "finished", 1 });
     WANT(db, "pragma_application_id", { "application_id", 0x43454452 });
-    WANT(db, "pragma_user_version", { "user_version", 2 });
+    WANT(db, "pragma_user_version", { "user_version", 3 });
     sqlite3_close(db);
 }
 END_TEST
@@ -703,8 +703,8 @@ START_TEST(test_foreign_files) {
     sqlite3 *db = open_plain();
     ck_assert_int_eq(sqlite3_exec(db, "PRAGMA user_version = 0", NULL, NULL, NULL), SQLITE_OK);
     ck_assert_int_eq(cedar_report_text(db_path, f, 80, false, &err), CEDAR_E_FORMAT);
-    ck_assert_ptr_nonnull(strstr(err.msg, "schema 0, this cedar reads schema 2"));
-    ck_assert_int_eq(sqlite3_exec(db, "PRAGMA user_version = 2", NULL, NULL, NULL), SQLITE_OK);
+    ck_assert_ptr_nonnull(strstr(err.msg, "schema 0, this cedar reads schema 3"));
+    ck_assert_int_eq(sqlite3_exec(db, "PRAGMA user_version = 3", NULL, NULL, NULL), SQLITE_OK);
     sqlite3_close(db);
     /* Truncated, and with a page overwritten. */
     ck_assert_int_eq(truncate(db_path, 8192), 0);
@@ -769,6 +769,9 @@ START_TEST(test_csv) {
     ck_assert_int_eq(cedar_report_csv(db_path, "v_sumary; DROP TABLE runs", stdout, &err), CEDAR_E_ARG);
     ck_assert_ptr_nonnull(strstr(err.msg, "v_summary, v_population"));
     ck_assert_ptr_nonnull(strstr(err.msg, "expectations"));
+    ck_assert_int_eq(cedar_report_csv(db_path, "v_audits", stdout, &err), CEDAR_E_ARG);
+    ck_assert_ptr_nonnull(strstr(err.msg, "v_audit, v_audit_excess"));
+    ck_assert_ptr_nonnull(strstr(err.msg, "audit_stats"));
     FILE *full = fopen("/dev/full", "w");
     ck_assert_int_eq(cedar_report_csv(db_path, "runs", full, &err), CEDAR_E_IO);
     fclose(full);
@@ -797,7 +800,7 @@ START_TEST(test_views_listed) {
         ck_assert_msg(strstr(doc, name) != NULL, "%s is not in docs/METRICS.md", name);
         found++;
     }
-    ck_assert_uint_eq(found + 7, count);    /* and the seven tables */
+    ck_assert_uint_eq(found + 18, count);   /* and the tables: seven of runs, eleven of audits */
     free(doc);
     sqlite3_finalize(q);
     sqlite3_close(db);
