@@ -6,7 +6,6 @@
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "audit/audit_int.h"
@@ -54,12 +53,6 @@ typedef struct audit {
     uint32_t doc_index, turn_index, first;
     lane *now;
 } audit;
-
-static int64_t now_ns(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
-}
 
 static void fold(audit *x, uint64_t word) { x->hash = cedar_fold64(x->hash, word); }
 
@@ -129,7 +122,7 @@ static cedar_status emit_position(audit *x, lane *l, uint32_t pos, const cedar_d
 
 static cedar_status emit_layers(audit *x, lane *l, uint32_t pos, cedar_err *err) {
     cedar_status st = CEDAR_OK;
-    for (uint32_t i = 0; x->inside && i < x->o->layers.count && !st; i++) {
+    for (uint32_t i = 0; x->inside && !l->own && i < x->o->layers.count && !st; i++) {
         cedar_audit_layer_row row = { .audit_id = x->id, .arm_id = arm_id(x, l), .doc = x->doc_index,
                                       .turn = x->turn_index, .pos = pos, .offset = offset_of(x, l, pos) };
         if (!audit_inside_compare(x->inside, pos, i, &row)) continue;
@@ -144,7 +137,7 @@ static cedar_status emit_layers(audit *x, lane *l, uint32_t pos, cedar_err *err)
 /* Rows [from, to) of the exact arm against q. The last row of a turn has no token forced behind it. */
 static cedar_status compare(audit *x, lane *l, uint32_t from, uint32_t to, const float *q, cedar_err *err) {
     uint32_t rows = (to < x->turn->end ? to : x->turn->end - 1) - from;
-    int64_t start = now_ns();
+    int64_t start = audit_now_ns();
     for (uint32_t i = 0; i < rows; i++) x->forced[i] = x->turn->tokens[from + i + 1];
     audit_score(x->p, q, rows, x->c->vocab, x->forced, x->threads, x->result);
     cedar_status st = CEDAR_OK;
@@ -152,7 +145,7 @@ static cedar_status compare(audit *x, lane *l, uint32_t from, uint32_t to, const
         st = emit_position(x, l, from + i, &x->result[i], err);
         if (!st) st = emit_layers(x, l, from + i, err);
     }
-    x->score_ns += now_ns() - start;
+    x->score_ns += audit_now_ns() - start;
     return st;
 }
 
@@ -400,7 +393,7 @@ static cedar_status run_docs(audit *x, cedar_err *err) {
                 cedar_fail_in(err, st, "%s turn %u", x->doc->name, x->turn_index);
             done++;
             if (x->host->progress)
-                x->host->progress(x->host->self, x->o->label, done, x->host->docs->turns, now_ns() - x->start_ns);
+                x->host->progress(x->host->self, x->o->label, done, x->host->docs->turns, audit_now_ns() - x->start_ns);
         }
         audit_track_end(&x->exact.track);
         for (uint32_t i = 0; i < x->o->arm_count; i++) audit_track_end(&x->lanes[i].track);
@@ -585,7 +578,7 @@ static cedar_status end_all(audit *x, cedar_status st, cedar_audit_result *out, 
     cedar_err why = { 0 };
     int64_t exact = x->exact.tally.end.forward_ns, forward = exact;
     for (uint32_t i = 0; i < x->o->arm_count; i++) forward += x->lanes[i].tally.end.forward_ns;
-    int64_t wall = now_ns() - x->start_ns;
+    int64_t wall = audit_now_ns() - x->start_ns;
     cedar_audit_end_row row = { .audit_id = x->id, .error = st ? err->msg : "", .positions = x->positions,
                                 .status = !st ? "finished" : st == CEDAR_E_INTERRUPT ? "interrupted" : "failed",
                                 .result_hash = x->hash, .exact_ns = exact, .forward_ns = forward,
@@ -616,7 +609,7 @@ cedar_status cedar_audit(const cedar_audit_opts *o, int64_t audit_id, const ceda
     cedar_status st = open_all(x, err);
     if (!st) st = emit_begin(x, err);
     if (!st) {
-        x->start_ns = now_ns();
+        x->start_ns = audit_now_ns();
         for (uint32_t i = 0; i < o->arm_count && !st; i++) st = emit_arm(x, &x->lanes[i], err);
         if (!st) st = run_docs(x, err);
         for (uint32_t i = 0; i < o->arm_count && !st; i++) st = end_arm(x, &x->lanes[i], &out->arms[i], err);

@@ -72,7 +72,9 @@ static cedar_status draft_cycle(audit_greedy *g, audit_track *fork, uint32_t at,
     cedar_draft_item item = { .seq = fork->seq, .token = g->token[at], .ids = g->ids };
     *take = 1;
     if (!draft || left == 0) return CEDAR_OK;
+    int64_t start = audit_now_ns();
     cedar_status st = cedar_engine_draft(fork->engine, &item, 1, err);
+    fork->cost.forward_ns += audit_now_ns() - start;
     if (st) return st;
     uint32_t drafted = block < left ? block : left, good = accepted(g, at, drafted);
     *take = 1 + good;
