@@ -2,7 +2,7 @@
  *
  * A turn is cut into blocks at T - 1 and T: [first, T - 1) prompt rows behind the hit, row T - 1 which chooses the
  * first token of the answer, and the forced answer. In each block the exact arm runs first; then every arm runs the
- * same rows and is compared with it, so two blocks of logits are all that is ever held. */
+ * same rows and is compared with it while the next one runs, so three blocks of logits are all that is ever held. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -39,7 +39,11 @@ typedef struct audit {
     cedar_engine_opts engine_opts;
     cedar_engine *engine;
     lane exact, *lanes;         /* [arm_count] */
-    float *p, *q;               /* [block_rows, vocab] */
+    float *p, *q[2];            /* [block_rows, vocab] each; one q is compared while the next arm fills the other */
+    int q_next;
+    audit_job *job;
+    lane *compared;             /* whose rows the job works on, or NULL */
+    uint32_t compared_from, compared_rows;
     int32_t *forced;            /* [block_rows] */
     cedar_divergence *result;   /* [block_rows] */
     uint32_t block_rows, threads;
@@ -134,19 +138,35 @@ static cedar_status emit_layers(audit *x, lane *l, uint32_t pos, cedar_err *err)
     return st;
 }
 
-/* Rows [from, to) of the exact arm against q. The last row of a turn has no token forced behind it. */
-static cedar_status compare(audit *x, lane *l, uint32_t from, uint32_t to, const float *q, cedar_err *err) {
-    uint32_t rows = (to < x->turn->end ? to : x->turn->end - 1) - from;
+/* Waits for the comparison under way and reports it. */
+static cedar_status report_rows(audit *x, cedar_err *err) {
+    lane *l = x->compared;
+    if (!l) return CEDAR_OK;
     int64_t start = audit_now_ns();
-    for (uint32_t i = 0; i < rows; i++) x->forced[i] = x->turn->tokens[from + i + 1];
-    audit_score(x->p, q, rows, x->c->vocab, x->forced, x->threads, x->result);
     cedar_status st = CEDAR_OK;
-    for (uint32_t i = 0; i < rows && !st; i++) {
-        st = emit_position(x, l, from + i, &x->result[i], err);
-        if (!st) st = emit_layers(x, l, from + i, err);
+    audit_job_wait(x->job);
+    x->compared = NULL;
+    for (uint32_t i = 0; i < x->compared_rows && !st; i++) {
+        st = emit_position(x, l, x->compared_from + i, &x->result[i], err);
+        if (!st) st = emit_layers(x, l, x->compared_from + i, err);
     }
     x->score_ns += audit_now_ns() - start;
     return st;
+}
+
+/* Rows [from, to) of the exact arm against q: reports the comparison before and begins this one. The last row of a turn
+ * has no token forced behind it. */
+static cedar_status compare(audit *x, lane *l, uint32_t from, uint32_t to, const float *q, cedar_err *err) {
+    cedar_status st = report_rows(x, err);
+    if (st) return st;
+    int64_t start = audit_now_ns();
+    x->compared = l;
+    x->compared_from = from;
+    x->compared_rows = (to < x->turn->end ? to : x->turn->end - 1) - from;
+    for (uint32_t i = 0; i < x->compared_rows; i++) x->forced[i] = x->turn->tokens[from + i + 1];
+    audit_job_start(x->job, x->p, q, x->compared_rows, x->c->vocab, x->forced, x->threads, x->result);
+    x->score_ns += audit_now_ns() - start;
+    return x->inside ? report_rows(x, err) : CEDAR_OK;      /* the taps' store serves one arm at a time */
 }
 
 static bool is_prompt_trimmed(const lane *l) { return l->track.arm.decoder; }
@@ -156,9 +176,12 @@ static cedar_status run_lane(audit *x, lane *l, uint32_t from, uint32_t to, ceda
     if (from < l->first) return CEDAR_OK;
     if (is_prompt_trimmed(l) && to == x->turn->prompt) return compare(x, l, from, to, l->carry, err);
     if (x->inside && !l->own) audit_inside_watch(x->inside, l->track.engine, from, false);
-    cedar_status st = audit_track_feed(&l->track, tokens, to, (audit_feed){ .logits = x->q }, err);
+    float *q = x->q[x->q_next];
+    cedar_status st = audit_track_feed(&l->track, tokens, to, (audit_feed){ .logits = q }, err);
     if (x->inside && !l->own) audit_inside_stop(l->track.engine);
-    return st ? st : compare(x, l, from, to, x->q, err);
+    if (to == x->turn->prompt && !st) memcpy(l->carry, q, (size_t)x->c->vocab * sizeof *q);
+    x->q_next = !x->q_next;
+    return st ? st : compare(x, l, from, to, q, err);
 }
 
 static cedar_status run_block(audit *x, uint32_t from, uint32_t to, cedar_err *err) {
@@ -169,13 +192,15 @@ static cedar_status run_block(audit *x, uint32_t from, uint32_t to, cedar_err *e
         if (x->host->stop && *x->host->stop) return cedar_fail(err, CEDAR_E_INTERRUPT, "the audit was interrupted");
         st = run_lane(x, &x->lanes[i], from, to, err);
     }
-    return st;
+    return st ? st : report_rows(x, err);       /* the exact arm's rows make room for the next block */
 }
 
 /* --- global rows -------------------------------------------------------------------------------------------------- */
 
+static bool compares_globals(const audit *x) { return x->o->globals && x->doc_index % x->o->globals == 0; }
+
 static bool adopts(const audit *x, const lane *l) {
-    return x->o->globals && l->track.arm.hits == CEDAR_HITS_REPLAY && x->turn->hit > 0;
+    return compares_globals(x) && l->track.arm.hits == CEDAR_HITS_REPLAY && x->turn->hit > 0;
 }
 
 /* Rows of [S, H): the ones replayed rows could overwrite. */
@@ -354,28 +379,14 @@ static cedar_status run_blocks(audit *x, uint32_t from, uint32_t to, cedar_err *
     return st;
 }
 
-/* Logits of row T - 1 of arms that were fed with the block; trimmed prompts left theirs already. */
-static cedar_status run_last_prompt_row(audit *x, cedar_err *err) {
-    uint32_t from = x->turn->prompt - 1, to = x->turn->prompt;
-    if (x->inside) audit_inside_watch(x->inside, x->engine, from, true);
-    cedar_status st = audit_track_feed(&x->exact.track, x->turn->tokens, to, (audit_feed){ .logits = x->p }, err);
-    if (x->inside) audit_inside_stop(x->engine);
-    for (uint32_t i = 0; i < x->o->arm_count && !st; i++) {
-        lane *l = &x->lanes[i];
-        st = run_lane(x, l, from, to, err);
-        if (!is_prompt_trimmed(l)) memcpy(l->carry, x->q, (size_t)x->c->vocab * sizeof *l->carry);
-    }
-    return st;
-}
-
 static cedar_status run_turn(audit *x, cedar_err *err) {
     const cedar_audit_turn *t = x->turn;
     cedar_status st = begin_turn(x, err);
     if (!st) st = run_blocks(x, x->first, t->prompt - 1, err);
-    if (!st) st = run_last_prompt_row(x, err);
+    if (!st) st = run_block(x, t->prompt - 1, t->prompt, err);
     if (!st) st = continue_greedily(x, err);
     if (!st) st = run_blocks(x, t->prompt, t->end, err);
-    if (!st && x->o->globals) st = compare_globals(x, err);
+    if (!st && compares_globals(x)) st = compare_globals(x, err);
     add_cost(&x->exact.tally.end, &x->exact.track.cost);
     for (uint32_t i = 0; i < x->o->arm_count && !st; i++) st = end_lane(x, &x->lanes[i], err);
     return st;
@@ -408,7 +419,7 @@ static cedar_arith arith_of(const char *name) {
 }
 
 static uint32_t block_rows_of(const cedar_audit_opts *o, const cedar_config *c) {
-    uint64_t rows = LOGITS_BYTES / (2 * sizeof(float) * (uint64_t)c->vocab);
+    uint64_t rows = LOGITS_BYTES / (3 * sizeof(float) * (uint64_t)c->vocab);
     if (o->score_rows) rows = o->score_rows;
     if (rows > o->step_tokens) rows = o->step_tokens;
     return rows ? (uint32_t)rows : 1;
@@ -489,14 +500,18 @@ static cedar_status open_all(audit *x, cedar_err *err) {
     if (st) return st;
     size_t logits = (size_t)x->block_rows * (size_t)x->c->vocab;
     x->p = cedar_calloc(logits, sizeof *x->p);
-    x->q = cedar_calloc(logits, sizeof *x->q);
+    x->q[0] = cedar_calloc(logits, sizeof *x->q[0]);
+    x->q[1] = cedar_calloc(logits, sizeof *x->q[1]);
+    x->job = audit_job_new();
     x->forced = cedar_calloc(x->block_rows, sizeof *x->forced);
     x->result = cedar_calloc(x->block_rows, sizeof *x->result);
-    if (x->p && x->q && x->forced && x->result) return CEDAR_OK;
-    return cedar_fail(err, CEDAR_E_OOM, "no memory for two blocks of %u rows of %d logits", x->block_rows, x->c->vocab);
+    if (x->p && x->q[0] && x->q[1] && x->job && x->forced && x->result) return CEDAR_OK;
+    return cedar_fail(err, CEDAR_E_OOM, "no memory for three blocks of %u rows of %d logits", x->block_rows,
+        x->c->vocab);
 }
 
 static void close_all(audit *x) {
+    if (x->compared) audit_job_wait(x->job);
     for (uint32_t i = 0; x->lanes && i < x->o->arm_count; i++) close_lane(&x->lanes[i]);
     close_lane(&x->exact);
     cedar_engine_close(x->engine);
@@ -504,7 +519,9 @@ static void close_all(audit *x) {
     audit_greedy_free(&x->greedy);
     cedar_free(x->lanes);
     cedar_free(x->p);
-    cedar_free(x->q);
+    cedar_free(x->q[0]);
+    cedar_free(x->q[1]);
+    audit_job_free(x->job);
     cedar_free(x->forced);
     cedar_free(x->result);
 }

@@ -34,8 +34,8 @@ typedef struct cedar_audit_opts {
     uint64_t weights_seed, seed;
     uint32_t threads, docs, turns, repeats, page_tokens, step_tokens, score_rows, context_max;
     cedar_audit_list prompts, suffix, answer, hit_back, layers, needles;
-    uint32_t lag, greedy_tokens, resamples;
-    bool drafts, globals, keep_positions;
+    uint32_t lag, globals, greedy_tokens, resamples;
+    bool drafts, keep_positions;
     double margin_kl, margin_dlogp, margin_top1, noise_margin;
 } cedar_audit_opts;
 

@@ -1,7 +1,8 @@
-/* Divergences of many rows: rows are independent, so threads take every n-th one. */
+/* Divergences of many rows, beside whatever else goes on: rows are independent, so threads take every n-th one. */
 #include <pthread.h>
 
 #include "audit/audit_int.h"
+#include "base/mem.h"
 
 enum { THREADS_MAX = 64 };
 static const uint64_t WORTH_A_THREAD = 200000;     /* logits; fewer are done before a thread has started */
@@ -14,6 +15,16 @@ typedef struct share {
     int32_t vocab;
 } share;
 
+struct audit_job {
+    share part[THREADS_MAX];
+    pthread_t id[THREADS_MAX];
+    bool runs[THREADS_MAX];
+    uint32_t threads;
+};
+
+audit_job *audit_job_new(void) { return cedar_calloc(1, sizeof(audit_job)); }
+void audit_job_free(audit_job *j) { cedar_free(j); }
+
 static void *score_share(void *self) {
     const share *s = self;
     size_t v = (size_t)s->vocab;
@@ -22,22 +33,24 @@ static void *score_share(void *self) {
     return NULL;
 }
 
-void audit_score(const float *p, const float *q, uint32_t rows, int32_t vocab, const int32_t *token, uint32_t threads,
-                 cedar_divergence *out) {
-    share part[THREADS_MAX];
-    pthread_t id[THREADS_MAX];
-    bool runs[THREADS_MAX] = { false };
-    uint64_t most = (uint64_t)rows * (uint64_t)vocab / WORTH_A_THREAD + 1;
+void audit_job_start(audit_job *j, const float *p, const float *q, uint32_t rows, int32_t vocab, const int32_t *token,
+                     uint32_t threads, cedar_divergence *out) {
+    uint64_t most = (uint64_t)rows * (uint64_t)vocab / WORTH_A_THREAD;
     if (threads > THREADS_MAX) threads = THREADS_MAX;
     if (threads > most) threads = (uint32_t)most;
     if (threads > rows) threads = rows;
-    if (threads == 0) threads = 1;
+    j->threads = threads;
+    if (threads == 0) score_share(&(share){ p, q, token, out, rows, 0, 1, vocab });
     for (uint32_t i = 0; i < threads; i++) {
-        part[i] = (share){ p, q, token, out, rows, i, threads, vocab };
-        runs[i] = i > 0 && pthread_create(&id[i], NULL, score_share, &part[i]) == 0;
+        j->part[i] = (share){ p, q, token, out, rows, i, threads, vocab };
+        j->runs[i] = pthread_create(&j->id[i], NULL, score_share, &j->part[i]) == 0;
     }
-    for (uint32_t i = 0; i < threads; i++)      /* its own share, and those of threads the system refused */
-        if (!runs[i]) score_share(&part[i]);
-    for (uint32_t i = 0; i < threads; i++)
-        if (runs[i]) pthread_join(id[i], NULL);
+}
+
+void audit_job_wait(audit_job *j) {
+    for (uint32_t i = 0; i < j->threads; i++) {
+        if (j->runs[i]) pthread_join(j->id[i], NULL);
+        else score_share(&j->part[i]);      /* the system refused a thread */
+    }
+    j->threads = 0;
 }

@@ -41,10 +41,16 @@ typedef struct cedar_stored_run {
     cedar_recorded recorded;
 } cedar_stored_run;
 
+typedef struct cedar_stored_audit {
+    char label[64], status[16];
+    uint64_t result_hash;
+} cedar_stored_audit;
+
 typedef struct cedar_stored {
     char *scenario_path, *scenario_text, *overrides;
     cedar_stored_run *runs;
-    uint32_t run_count;
+    cedar_stored_audit *audits;
+    uint32_t run_count, audit_count;
     bool finished;
 } cedar_stored;
 

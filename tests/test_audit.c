@@ -357,7 +357,7 @@ START_TEST(options_are_checked) {
     cedar_audit_defaults(o);
     static const struct { const char *key, *value, *says; } wrong[] = {
         { "dogs", "1", "unknown option" }, { "docs", "0", "allowed are 1" }, { "docs", "1.5", "whole number" },
-        { "docs", "-1", "not negative" }, { "docs", "inf", "not negative" }, { "globals", "yes", "true or false" },
+        { "docs", "-1", "not negative" }, { "docs", "inf", "not negative" }, { "drafts", "yes", "true or false" },
         { "pattern", "waves", "one of random" }, { "suffix", "3,x", "not negative" }, { "arms", "", "at least one "
         "arm" },
         { "margin_kl", "1e9", "allowed are" } };
