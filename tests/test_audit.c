@@ -547,7 +547,7 @@ END_TEST
  * not exact just before it in some document. Encoder arms that replay enough for their new global rows to be exact have
  * fronts that hold in every layer; with R = W only the layers below the second source have. */
 START_TEST(fronts_are_where_theory_puts_them) {
-    if (sanitized_skips("fronts_are_where_theory_puts_them", _i)) return;
+    if (sanitized_skips("fronts_are_where_theory_puts_them", 1)) return;
     static const char *const words[] = {
         "backend", "cpu", "arith", "wide", "threads", "1", "docs", "10", "turns", "2", "prompts", "100,101", "suffix",
         "150", "answer", "90", "score_rows", "64", NULL };
@@ -603,6 +603,120 @@ START_TEST(fronts_are_where_theory_puts_them) {
 }
 END_TEST
 
+/* The numbers do not depend on threads, blocks, pages or the order of arms; and a seed is another audit. */
+START_TEST(results_repeat) {
+    static const char *const words[] = { "backend", "cpu", "docs", "2", "turns", "3", "prompts", "70", "suffix", "20",
+                                         "answer", "12", "greedy_tokens", "6", "drafts", "true", "needles", "9", NULL };
+    static const struct { const char *key, *value; bool same; } changes[] = {
+        { "label", "x", true }, { "threads", "3", true }, { "score_rows", "5", true }, { "page_tokens", "4", true },
+        { "seed", "43", false } };
+    bench b = bench_new(models[0]);
+    cedar_audit_opts *o = options(words);
+    OK(play(&b, o, NULL));
+    uint64_t hash = b.r->result_hash;
+    double kl = arm(&b, "both")->kl_mean;
+    for (size_t i = 0; i < sizeof changes / sizeof *changes; i++) {
+        cedar_audit_opts other = *o;
+        OK(cedar_audit_set(&other, changes[i].key, changes[i].value, &err));
+        OK(play(&b, &other, NULL));
+        ck_assert_msg((arm(&b, "both")->kl_mean == kl) == changes[i].same, "%s changes the result", changes[i].key);
+        /* blocks and pages only show in the order of steps, which the hash counts */
+        if (i < 2) ck_assert(b.r->result_hash == hash);
+    }
+    free(o);
+    bench_free(&b);
+}
+END_TEST
+
+/* Comparing and reporting may add 15 % to the forward passes. */
+START_TEST(auditing_is_cheap) {
+    if (sanitized_skips("auditing_is_cheap", 1)) return;
+    static const char *const words[] = { "backend", "cpu", "docs", "4", "turns", "3", "prompts", "120", "suffix", "40",
+                                         "answer", "30", NULL };
+    bench b = bench_new(models[0]);
+    cedar_audit_opts *o = options(words);
+    OK(play(&b, o, NULL));
+    ck_assert(b.r->wall_s >= b.r->forward_s && b.r->forward_s > b.r->exact_s && b.r->exact_s > 0);
+    ck_assert_msg(b.r->overhead <= 0.15, "comparing added %.1f %%", 100 * b.r->overhead);
+    free(o);
+    bench_free(&b);
+}
+END_TEST
+
+START_TEST(audits_end_when_they_must) {
+    static const char *const words[] = { "backend", "cpu", "docs", "2", "turns", "2", "prompts", "40", "answer", "8",
+                                         "arms", "encoder,both", NULL };
+    bench b = bench_new(models[0]);
+    cedar_audit_opts *o = options(words);
+    int stop = 1;
+    ck_assert_int_eq(play(&b, o, &stop), CEDAR_E_INTERRUPT);
+    ck_assert_str_eq(b.r->status, "interrupted");
+    ck_assert_uint_eq(b.s->rows[CEDAR_AUDIT_END], 1);
+    for (int after = 1; after < 60; after += 7) {           /* whatever row cannot be stored, the audit says why */
+        b.s->fail_after = after;
+        ck_assert_int_eq(play(&b, o, NULL), CEDAR_E_DB);
+        ck_assert_ptr_nonnull(strstr(err.msg, "the disk is full"));
+    }
+    b.s->fail_after = 0;
+    static const struct { const char *key, *value, *says; cedar_status st; } wrong[] = {
+        { "arms", "encoder rows=1,enc", "arms are exact", CEDAR_E_ARG },
+        { "layers", "8", "none of the model's layers 0 to 7", CEDAR_E_ARG },
+        { "backend", "cuda", "not in this build", CEDAR_E_UNSUPPORTED } };
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        cedar_audit_opts bad = *o;
+        OK(cedar_audit_set(&bad, wrong[i].key, wrong[i].value, &err));
+        cedar_status st = play(&b, &bad, NULL);
+        if (st == CEDAR_OK && strcmp(wrong[i].key, "backend") == 0) continue;   /* a build with a GPU */
+        ck_assert_msg(st == wrong[i].st || st == CEDAR_E_CUDA || st == CEDAR_E_ARG, "%s: %s", wrong[i].key, err.msg);
+        if (st == wrong[i].st) ck_assert_msg(strstr(err.msg, wrong[i].says) != NULL, "%s", err.msg);
+    }
+    free(o);
+    bench_free(&b);
+}
+END_TEST
+
+/* Every allocation may fail: the audit ends with a sentence and leaks nothing. */
+START_TEST(audits_survive_any_failed_allocation) {
+    if (sanitized_skips("audits_survive_any_failed_allocation", 1)) return;
+    static const char *const words[] = { "backend", "cpu", "threads", "1", "docs", "2", "turns", "2", "prompts", "20",
+                                         "suffix", "4", "answer", "4", "arms", "encoder,stored,shift,wo_a", "layers",
+                                         "1", "greedy_tokens", "3", "drafts", "true", "resamples", "10", NULL };
+    bench b = bench_new(models[0]);
+    cedar_audit_opts *o = options(words);
+    int64_t before = cedar_mem_live(), n = 0;
+    cedar_status st;
+    do {
+        cedar_mem_fail_at(++n);
+        st = play(&b, o, NULL);
+        cedar_mem_fail_at(0);
+        ck_assert_int_eq(cedar_mem_live(), before);
+        ck_assert_msg(st == CEDAR_OK || st == CEDAR_E_OOM, "allocation %lld: %s", (long long)n, err.msg);
+    } while (st);
+    ck_assert_int_gt(n, 100);
+    free(o);
+    bench_free(&b);
+}
+END_TEST
+
+/* Repeated hits adopt the same rows, so the arms' branches agree with the exact arm's branches or not by themselves;
+ * hits that end early and odd ones are hits too. */
+START_TEST(branches_and_early_hits) {
+    static const char *const words[] = {
+        "backend", "cpu", "arith", "wide", "docs", "2", "turns", "3", "prompts", "71", "suffix", "13,20", "answer", "9",
+        "repeats", "3", "hit_back", "4,1", "arms", "exact,exact hits=cold,stored,encoder rows=halo,encoder,decoder",
+        NULL };
+    bench b = bench_new(models[0]);
+    cedar_audit_opts *o = options(words);
+    OK(play(&b, o, NULL));
+    ck_assert_uint_eq(b.s->rows[CEDAR_AUDIT_TURN], 6 * 2 * 7);
+    for (int i = 0; i < 4; i++) ck_assert_msg(b.r->arms[i].kl_max == 0, "%s", b.r->arms[i].label);
+    ck_assert(arm(&b, "encoder")->kl_max > 0 && arm(&b, "encoder")->adopted_changed == 0);
+    ck_assert(arm(&b, "decoder")->kl_max > 0);
+    free(o);
+    bench_free(&b);
+}
+END_TEST
+
 static Suite *suite(void) {
     Suite *s = suite_create("audit");
     TCase *t = tcase_create("statistics");
@@ -623,9 +737,14 @@ static Suite *suite(void) {
     tcase_add_test(t, options_are_checked);
     suite_add_tcase(s, t);
     t = tcase_create("audits");
-    tcase_set_timeout(t, 600);
+    tcase_set_timeout(t, 1500);
     tcase_add_loop_test(t, controls_hold, 0, 2);
     tcase_add_loop_test(t, fronts_are_where_theory_puts_them, 0, 2);
+    tcase_add_test(t, results_repeat);
+    tcase_add_test(t, auditing_is_cheap);
+    tcase_add_test(t, audits_end_when_they_must);
+    tcase_add_test(t, audits_survive_any_failed_allocation);
+    tcase_add_test(t, branches_and_early_hits);
     suite_add_tcase(s, t);
     return s;
 }
