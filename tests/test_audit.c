@@ -377,6 +377,27 @@ START_TEST(options_are_checked) {
 }
 END_TEST
 
+/* docs/AUDIT.md has a row for every option, with its default and meaning. */
+START_TEST(options_are_documented) {
+    char *doc = calloc(1, 1 << 18), row[512];
+    FILE *f = fopen("docs/AUDIT.md", "r");
+    ck_assert_ptr_nonnull(f);
+    ck_assert(fread(doc, 1, (1 << 18) - 1, f) > 0);
+    fclose(f);
+    size_t count;
+    const cedar_audit_option *k = cedar_audit_table(&count);
+    for (size_t i = 0; i < count; i++) {
+        snprintf(row, sizeof row, "\n| `%s` | ", k[i].key);
+        const char *at = strstr(doc, row);
+        ck_assert_msg(at != NULL, "%s is not in docs/AUDIT.md", k[i].key);
+        snprintf(row, sizeof row, " | `%s` | %s |\n", *k[i].value_default ? k[i].value_default : "\"\"", k[i].help);
+        const char *rest = strstr(at, row), *line = strchr(at + 1, '\n');
+        ck_assert_msg(rest && rest < line, "%s: docs/AUDIT.md has another default or meaning", k[i].key);
+    }
+    free(doc);
+}
+END_TEST
+
 /* --- whole audits --------------------------------------------------------------------------------------------------
  * */
 
@@ -735,6 +756,7 @@ static Suite *suite(void) {
     tcase_add_test(t, fronts_are_the_published_ones);
     tcase_add_test(t, documents_are_turns_of_one_text);
     tcase_add_test(t, options_are_checked);
+    tcase_add_test(t, options_are_documented);
     suite_add_tcase(s, t);
     t = tcase_create("audits");
     tcase_set_timeout(t, 1500);
