@@ -249,7 +249,8 @@ LUA
     exits "their report" 0 'Audit: arms against controls' "$cedar" report "$out/audit.db" --text
     exits "their page" 0 'wrote' "$cedar" report "$out/audit.db" -o "$out/audit.html"
     exits "their rows as CSV" 0 '^1,2,encoder,' "$cedar" report "$out/audit.db" --csv v_audit
-    exits "an option of audits on the command line" 0 'wrote' "$cedar" run -q "$out/audit.lua" -o "$out/audit3.db" docs=1
+    exits "an option of audits on the command line" 0 'wrote' \
+        "$cedar" run -q "$out/audit.lua" -o "$out/audit3.db" docs=1
     exits "an arm that is not known" 1 'arms are exact' "$cedar" run -r "$out/audit.lua" -o "$out/audit3.db" arms=enc
 }
 

@@ -557,6 +557,9 @@ START_TEST(controls_hold) {
     for (uint32_t i = 0; i < b.r->arm_count; i++)
         ck_assert(b.r->arms[i].adopted_changed == 0 || strcmp(b.r->arms[i].label, "floor") == 0);
     ck_assert(!b.s->engram);
+    double latent = 0;
+    for (int at = 0; at < OFFSETS; at++) at_most(&latent, b.s->latent[10][3][at]);
+    ck_assert(latent > 0 && latent < 2);        /* contaminated rows differ before quantisation too */
     ck_assert_uint_eq(b.s->depth[10], 3);       /* encoder: three turns with hits */
     ck_assert_uint_eq(b.s->depth[11], 0);       /* decoder */
     free(o);
@@ -738,6 +741,222 @@ START_TEST(branches_and_early_hits) {
 }
 END_TEST
 
+/* --- the audit's numbers against the engine's own, asked for one by one
+ * ---------------------------------------------- */
+
+typedef struct taken {
+    double h[2][1024], pre[2][8];       /* exact arm, decoder arm: streams of one layer and position */
+    int32_t router[2][8];
+    uint8_t window[2][256];
+    int who;
+    int32_t layer;
+    uint32_t pos;
+} taken;
+
+static void take(void *self, cedar_tap_kind kind, int32_t layer, int32_t seq, uint32_t pos, const void *data,
+                 uint32_t width) {
+    taken *t = self;
+    (void)seq;
+    if (layer != t->layer || pos != t->pos) return;
+    if (kind == CEDAR_TAP_H) memcpy(t->h[t->who], data, width * sizeof(double));
+    if (kind == CEDAR_TAP_PRE) memcpy(t->pre[t->who], data, width * sizeof(double));
+    if (kind == CEDAR_TAP_ROUTER_IDS) memcpy(t->router[t->who], data, width * sizeof(int32_t));
+    if (kind == CEDAR_TAP_WINDOW) memcpy(t->window[t->who], data, width);
+}
+
+typedef struct rows_of {
+    cedar_audit_layer_row layer;
+    cedar_audit_draft_row draft[32];
+    double logp[2][256];                /* by position of the last turn: P, Q */
+    cedar_audit_needle_row needle[4];
+    uint32_t draft_count, needle_count, pos;
+    int32_t diverged;
+} rows_of;
+
+static cedar_status collect(void *self, cedar_audit_kind kind, const void *row, cedar_err *e) {
+    rows_of *r = self;
+    (void)e;
+    if (kind == CEDAR_AUDIT_LAYER && ((const cedar_audit_layer_row *)row)->pos == r->pos)
+        r->layer = *(const cedar_audit_layer_row *)row;
+    if (kind == CEDAR_AUDIT_DRAFT && ((const cedar_audit_draft_row *)row)->arm_id == 0)
+        r->draft[r->draft_count++] = *(const cedar_audit_draft_row *)row;
+    if (kind == CEDAR_AUDIT_GREEDY) r->diverged = ((const cedar_audit_greedy_row *)row)->diverged_at;
+    if (kind == CEDAR_AUDIT_POSITION) {
+        const cedar_audit_position_row *p = row;
+        r->logp[0][p->pos] = p->logp_p;
+        r->logp[1][p->pos] = p->logp_q;
+    }
+    if (kind == CEDAR_AUDIT_NEEDLE) r->needle[r->needle_count++] = *(const cedar_audit_needle_row *)row;
+    return CEDAR_OK;
+}
+
+/* Feeds tokens [pos, end) as one step and returns the last row's logits. */
+static void feed(cedar_engine *e, int32_t seq, const int32_t *tokens, uint32_t end, const cedar_replay_rules *rules,
+                 float *logits) {
+    cedar_plan_entry entry;
+    uint32_t pos = cedar_seq_pos(e, seq);
+    OK(cedar_seq_reserve(e, seq, end, &err));
+    cedar_plan_rows(rules, CEDAR_ROWS_PREFILL, pos, end - pos, cedar_seq_bounds(e, seq), cedar_seq_write_floor(e, seq),
+                    false, 1, &entry);
+    entry.seq = seq;
+    entry.tokens = tokens + pos;
+    cedar_step_plan plan = { .cut = rules->cut, .entry_count = 1, .entries = &entry };
+    cedar_plan_total(&plan);
+    cedar_step_out out = { .logits = logits };
+    OK(cedar_engine_step(e, &plan, &out, &err));
+}
+
+static int32_t best(const float *x, int32_t n) {
+    int32_t top = 0;
+    for (int32_t i = 1; i < n; i++)
+        if (x[i] > x[top]) top = i;
+    return top;
+}
+
+START_TEST(numbers_agree_with_the_engine) {
+    enum { T = 60, GREEDY = 14 };
+    static const char *const words[] = { "backend", "cpu", "docs", "1", "turns", "1", "prompts", "60", "answer", "20",
+                                         "arms", "decoder", "layers", "6", "greedy_tokens", "14", "drafts", "true",
+                                         NULL };
+    bench b = bench_new(models[0]);
+    const cedar_config *c = cedar_model_config(b.model);
+    cedar_audit_opts *o = options(words);
+    cedar_audit_docs *d;
+    static rows_of r;
+    static taken t;
+    r.pos = T + 3;
+    OK(cedar_audit_docs_make(o, c, &d, &err));
+    const cedar_audit_observer observer = { &r, collect };
+    const cedar_audit_host host = { .observer = &observer, .model = b.model, .model_hash = "", .model_origin = "",
+                                    .docs = d, .documents = "" };
+    OK(cedar_audit(o, 1, &host, b.r, &err));
+
+    cedar_engine_opts eo = cedar_engine_defaults(c);
+    eo.arith = CEDAR_F32;
+    eo.context_tokens = eo.step_rows = 128;
+    eo.seq_count = 3;
+    eo.page_count = 30;
+    cedar_engine *e;
+    OK(cedar_engine_open(b.model, &eo, &e, &err));
+    cedar_replay_rules exact = { .window = 16, .encoder_rows = 16, .decoder_rows = 16 }, decoder = exact;
+    decoder.decoder = true;
+    float *logits = calloc((size_t)c->vocab, sizeof *logits);
+    int32_t seq[2], text[128], ids[8];
+    const int32_t *tokens = d->docs[0].turns[0].tokens;
+    t.layer = 6;
+    t.pos = r.pos;
+    cedar_engine_tap(e, take, &t);
+    for (t.who = 0; t.who < 2; t.who++) {
+        OK(cedar_seq_open(e, &seq[t.who], &err));
+        feed(e, seq[t.who], tokens, T, t.who ? &decoder : &exact, logits);
+        feed(e, seq[t.who], tokens, T + 5, &exact, logits);
+    }
+    cedar_engine_tap(e, NULL, NULL);
+    double difference = 0, size = 0, dot = 0, pp = 0, qq = 0, vector = 0;
+    for (int32_t k = 0; k < c->hc * c->hidden; k++) {
+        difference += pow(t.h[0][k] - t.h[1][k], 2);
+        size += pow(t.h[0][k], 2);
+    }
+    for (int32_t k = 0; k < c->hidden; k++) {
+        double v[2] = { 0 };
+        for (int w = 0; w < 2; w++)
+            for (int32_t s = 0; s < c->hc; s++) v[w] += t.pre[w][s] * t.h[w][s * c->hidden + k];
+        dot += v[0] * v[1];
+        pp += v[0] * v[0];
+        qq += v[1] * v[1];
+        vector += pow(v[0] - v[1], 2);
+    }
+    ck_assert(difference > 0);
+    NEAR(r.layer.stream_rel, sqrt(difference / size));
+    NEAR(r.layer.vector_rel, sqrt(vector / pp));
+    NEAR(r.layer.cosine, dot / sqrt(pp * qq));
+    ck_assert_int_eq(r.layer.router_flip, memcmp(t.router[0], t.router[1], sizeof(int32_t) * 2) != 0);
+    int differ = 0, bytes = c->head_dim + c->head_dim / 32;
+    for (int k = 0; k < bytes; k++) differ += t.window[0][k] != t.window[1][k];
+    NEAR(r.layer.window_differ, (double)differ / bytes);
+
+    /* the exact arm's greedy tokens one by one, and drafts behind each cycle's last accepted one */
+    int32_t lone;
+    OK(cedar_seq_open(e, &lone, &err));
+    memcpy(text, tokens, T * sizeof *text);
+    feed(e, lone, text, T, &exact, logits);
+    for (uint32_t i = 0; i < GREEDY; i++) {
+        text[T + i] = best(logits, c->vocab);
+        if (i + 1 < GREEDY) feed(e, lone, text, T + i + 1, &exact, logits);
+    }
+    cedar_seq_close(e, lone);
+    OK(cedar_seq_open(e, &lone, &err));
+    feed(e, lone, text, T, &exact, logits);
+    uint32_t at = 0, cycle = 0;
+    for (; at + 1 < GREEDY; cycle++) {
+        cedar_draft_item item = { .seq = lone, .token = text[T + at], .ids = ids };
+        OK(cedar_engine_draft(e, &item, 1, &err));
+        uint32_t good = 0, left = GREEDY - 1 - at;
+        uint32_t drafted = (uint32_t)c->draft_block < left ? (uint32_t)c->draft_block : left;
+        while (good < drafted && ids[good] == text[T + at + 1 + good]) good++;
+        ck_assert_uint_lt(cycle, r.draft_count);
+        ck_assert_uint_eq(r.draft[cycle].generated, at);
+        ck_assert_uint_eq(r.draft[cycle].drafted, drafted);
+        ck_assert_uint_eq(r.draft[cycle].accepted, good);
+        uint32_t take_rows = 1 + good < left ? 1 + good : left;
+        feed(e, lone, text, T + at + take_rows, &exact, logits);
+        at += take_rows;
+    }
+    ck_assert_uint_eq(cycle, r.draft_count);
+
+    /* the decoder arm decodes by itself: it leaves the exact arm's tokens where the audit says */
+    cedar_seq_close(e, lone);
+    OK(cedar_seq_open(e, &lone, &err));
+    feed(e, lone, text, T, &decoder, logits);
+    int32_t left_at = -1, own[128];
+    memcpy(own, text, sizeof own);
+    for (uint32_t i = 0; i < GREEDY && left_at < 0; i++) {
+        own[T + i] = best(logits, c->vocab);
+        if (own[T + i] != text[T + i]) left_at = (int32_t)i;
+        else if (i + 1 < GREEDY) feed(e, lone, own, T + i + 1, &exact, logits);
+    }
+    ck_assert_int_eq(r.diverged, left_at);
+    cedar_engine_close(e);
+    cedar_audit_docs_free(d);
+    free(logits);
+    free(o);
+    bench_free(&b);
+}
+END_TEST
+
+/* A needle's numbers are those of the positions that choose its tokens. */
+START_TEST(needles_sum_their_positions) {
+    static const char *const words[] = { "backend", "cpu", "docs", "1", "turns", "2", "prompts", "60", "suffix", "12",
+                                         "answer", "10", "needles", "9,30", "arms", "encoder", NULL };
+    bench b = bench_new(models[0]);
+    cedar_audit_opts *o = options(words);
+    cedar_audit_docs *d;
+    static rows_of r;
+    OK(cedar_audit_docs_make(o, cedar_model_config(b.model), &d, &err));
+    const cedar_audit_observer observer = { &r, collect };
+    const cedar_audit_host host = { .observer = &observer, .model = b.model, .model_hash = "", .model_origin = "",
+                                    .docs = d, .documents = "" };
+    OK(cedar_audit(o, 1, &host, b.r, &err));
+    ck_assert_uint_eq(r.needle_count, 2);
+    ck_assert_str_eq(r.needle[0].place, "replayed");            /* 9 before H, W = 16 */
+    ck_assert_str_eq(r.needle[1].place, "window");
+    for (uint32_t i = 0; i < 2; i++) {
+        const cedar_needle *n = &d->docs[0].turns[1].needle[i];
+        double p = 0, q = 0;
+        for (uint32_t k = 0; k < n->tokens; k++) {
+            p += r.logp[0][n->answer - 1 + k];
+            q += r.logp[1][n->answer - 1 + k];
+        }
+        NEAR(r.needle[i].logp_p, p);
+        NEAR(r.needle[i].logp_q, q);
+        ck_assert(r.needle[i].pos == n->pos && p != q);
+    }
+    cedar_audit_docs_free(d);
+    free(o);
+    bench_free(&b);
+}
+END_TEST
+
 static Suite *suite(void) {
     Suite *s = suite_create("audit");
     TCase *t = tcase_create("statistics");
@@ -767,6 +986,8 @@ static Suite *suite(void) {
     tcase_add_test(t, audits_end_when_they_must);
     tcase_add_test(t, audits_survive_any_failed_allocation);
     tcase_add_test(t, branches_and_early_hits);
+    tcase_add_test(t, numbers_agree_with_the_engine);
+    tcase_add_test(t, needles_sum_their_positions);
     suite_add_tcase(s, t);
     return s;
 }

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "audit/audit_int.h"
+#include "base/rng.h"
 #include "reports/reports.h"
 
 static cedar_err err;
@@ -333,6 +334,34 @@ START_TEST(verdicts_by_hand) {
 }
 END_TEST
 
+/* Threads change nothing, and every row is compared. */
+START_TEST(threads_compare_every_row) {
+    enum { ROWS = 41, VOCAB = 20000 };
+    float *p = malloc(sizeof(float) * ROWS * VOCAB), *q = malloc(sizeof(float) * ROWS * VOCAB);
+    int32_t token[ROWS];
+    static cedar_divergence one[ROWS], many[ROWS];
+    for (int i = 0; i < ROWS * VOCAB; i++) {
+        p[i] = (float)(cedar_rng_below(1, (uint64_t)i, 1000)) / 100;
+        q[i] = p[i] + (float)(cedar_rng_below(2, (uint64_t)i, 10)) / 100;
+    }
+    for (int i = 0; i < ROWS; i++) token[i] = 7 * i;
+    audit_job *j = audit_job_new();
+    audit_job_start(j, p, q, ROWS, VOCAB, token, 1, one);
+    audit_job_wait(j);
+    audit_job_start(j, p, q, ROWS, VOCAB, token, 4, many);
+    audit_job_wait(j);
+    for (int i = 0; i < ROWS; i++) {
+        cedar_divergence d;
+        cedar_divergence_make(p + i * VOCAB, q + i * VOCAB, VOCAB, token[i], &d);
+        ck_assert(one[i].kl_pq == d.kl_pq && many[i].kl_pq == d.kl_pq && d.kl_pq > 0);
+        ck_assert(one[i].logp_q == d.logp_q && many[i].js == d.js && many[i].top1_q == d.top1_q);
+    }
+    audit_job_free(j);
+    free(p);
+    free(q);
+}
+END_TEST
+
 START_TEST(bins_are_those_of_the_schema) {
     sqlite3 *db = example();
     static const int32_t edges[] = { -5, -1, 0, 1, 15, 16, 63, 64, 127, 128, 254, 255, 888, 889, 1650, 1651, 2412, 2413,
@@ -391,6 +420,7 @@ int main(void) {
     tcase_add_test(t, positions_by_hand);
     tcase_add_test(t, other_rows_by_hand);
     tcase_add_test(t, verdicts_by_hand);
+    tcase_add_test(t, threads_compare_every_row);
     tcase_add_test(t, bins_are_those_of_the_schema);
     tcase_add_test(t, reports_say_what_was_found);
     suite_add_tcase(s, t);
