@@ -507,7 +507,7 @@ static cedar_status open_all(audit *x, cedar_err *err) {
     x->result = cedar_calloc(x->block_rows, sizeof *x->result);
     if (x->p && x->q[0] && x->q[1] && x->job && x->forced && x->result) return CEDAR_OK;
     return cedar_fail(err, CEDAR_E_OOM, "no memory for three blocks of %u rows of %d logits", x->block_rows,
-        x->c->vocab);
+                      x->c->vocab);
 }
 
 static void close_all(audit *x) {

@@ -674,36 +674,31 @@ static cedar_status put_sentences(const page *p, const char *sql, cedar_err *err
 /* The verdict in words: what was tested, what came out, what that cannot show. */
 static cedar_status put_verdict(const page *p, cedar_err *err) {
     static const char tested[] =
-        "SELECT printf('Audit %d%s: %s (%s), %s arithmetic on %s; %d documents with %d turns in all, %s. %d positions "
-        "were "
-        "scored. Margins were given beforehand: mean KL %g nats, mean dlogp %g nats per token, decisive disagreement "
-        "%g. "
-        "Intervals resample documents %d times.', audit_id, CASE label WHEN '' THEN '' ELSE ' ' || label END, "
-        "model_name, "
-        "model_origin, arith, backend, docs, turns, documents, positions, margin_kl, margin_dlogp, margin_top1, "
-        "resamples) FROM audits ORDER BY audit_id";
+        "SELECT printf('Audit %d%s: %s (%s), %s arithmetic on %s; %d documents with %d turns in all, %s. %d "
+        "positions were scored. Margins were given beforehand: mean KL %g nats, mean dlogp %g nats per token, "
+        "decisive disagreement %g. Intervals resample documents %d times.', audit_id, CASE label WHEN '' THEN '' "
+        "ELSE ' ' || label END, model_name, model_origin, arith, backend, docs, turns, documents, positions, "
+        "margin_kl, margin_dlogp, margin_top1, resamples) FROM audits ORDER BY audit_id";
     static const char found[] =
         "SELECT s FROM (SELECT audit_id, 0 AS arm_id, printf('Audit %d: %d of %d controls that must be exactly 0 (C0 "
-        "to C2) "
-        "are%s.', audit_id, SUM(kl_mean = 0), COUNT(*), CASE SUM(kl_mean = 0) WHEN COUNT(*) THEN '' ELSE ', so the "
-        "other numbers of this audit must not be used' END) AS s FROM v_audit WHERE control IN ('C0', 'C1', 'C2') "
-        "GROUP BY audit_id UNION ALL "
-        "SELECT audit_id, arm_id, printf('%d.%d %s: mean KL %.3g nats (%.3g to %.3g), largest %.3g; top-1 agreement "
-        "%.3f %%; %d positions of %d documents: %s.', audit_id, arm_id, label, kl_mean, kl_lo, kl_hi, kl_max, "
-        "100 * top1_rate, positions, docs, verdict) FROM v_audit WHERE control = '') ORDER BY audit_id, arm_id";
+        "to C2) are%s.', audit_id, SUM(kl_mean = 0), COUNT(*), CASE SUM(kl_mean = 0) WHEN COUNT(*) THEN '' ELSE ', "
+        "so the other numbers of this audit must not be used' END) AS s FROM v_audit WHERE control IN ('C0', 'C1', "
+        "'C2') GROUP BY audit_id UNION ALL SELECT audit_id, 0, printf('Audit %d ran none of the controls C0 to C2, so "
+        "nothing shows that its other numbers are caused by replay.', audit_id) FROM audits WHERE audit_id NOT IN "
+        "(SELECT audit_id FROM audit_arms WHERE control IN ('C0', 'C1', 'C2')) "
+        "UNION ALL SELECT audit_id, arm_id, printf('%d.%d %s: mean KL %.3g nats (%.3g to "
+        "%.3g), largest %.3g; top-1 agreement %.3f %%; %d positions of %d documents: %s.', audit_id, arm_id, label, "
+        "kl_mean, kl_lo, kl_hi, kl_max, 100 * top1_rate, positions, docs, verdict) FROM v_audit WHERE control = '') "
+        "ORDER BY audit_id, arm_id";
     static const char limits[] =
         "SELECT 'The weights are seeded, not trained. Where the error begins and ends, that controls are 0 and how "
-        "rows "
-        "are contaminated follow from the architecture; how large an error is does not carry over to a trained model.' "
-        "WHERE EXISTS (SELECT 1 FROM audits WHERE model_origin NOT LIKE 'checkpoint%') UNION ALL "
-        "SELECT 'Tokens are forced. What a model does with its own different tokens is seen only where greedy decode "
-        "was "
-        "followed.' UNION ALL "
-        "SELECT printf('Audit %d has %d documents; intervals of so few rest on little.', audit_id, docs) FROM audits "
-        "WHERE docs < 20 UNION ALL "
-        "SELECT 'No text of a real task was answered, so nothing here is an accuracy.' UNION ALL "
-        "SELECT 'A verdict \"equivalent\" means: below the margin given beforehand, at these lengths, with this model. "
-        "\"undecided\" is not \"equal\".'";
+        "rows are contaminated follow from the architecture; how large an error is does not carry over to a trained "
+        "model.' WHERE EXISTS (SELECT 1 FROM audits WHERE model_origin NOT LIKE 'checkpoint%') UNION ALL SELECT "
+        "'Tokens are forced. What a model does with its own different tokens is seen only where greedy decode was "
+        "followed.' UNION ALL SELECT printf('Audit %d has %d documents; intervals of so few rest on little.', "
+        "audit_id, docs) FROM audits WHERE docs < 20 UNION ALL SELECT 'No text of a real task was answered, so "
+        "nothing here is an accuracy.' UNION ALL SELECT 'A verdict \"equivalent\" means: below the margin given "
+        "beforehand, at these lengths, with this model. \"undecided\" is not \"equal\".'";
     fputs("<h3>What was tested</h3>\n", p->to);
     cedar_status st = put_sentences(p, tested, err);
     fputs("<h3>What was found</h3>\n", p->to);
@@ -716,7 +711,7 @@ static cedar_status put_arm_choice(const page *p, cedar_err *err) {
     sqlite3_stmt *q;
     bool row;
     cedar_status st = reports_prepare(p->db, p->path, "SELECT audit_id, arm_id, label, control = '' FROM audit_arms "
-                                      "ORDER BY control <> '', audit_id, arm_id", &q, err);
+                                                      "ORDER BY control <> '', audit_id, arm_id", &q, err);
     fputs("<p class=\"choice\"><label for=\"pick-arm\">Arm for fronts and map</label> <select id=\"pick-arm\">", p->to);
     while (!st && !(st = reports_next(p->db, p->path, q, &row, err)) && row) {
         fprintf(p->to, "<option value=\"%s.%s\">%s.%s ", reports_column_text(q, 0), reports_column_text(q, 1),
@@ -735,28 +730,24 @@ static cedar_status put_audit(const page *p, cedar_err *err) {
                                         "audit_length", "audit_globals", "audit_layers", "audit_greedy",
                                         "audit_drafts", "audit_needles", "audit_setup", NULL };
     put_section(p, "audit", "Audit", "Bounded replay against exact recomputation of the same tokens, side by side in "
-    "one "
-                "engine (docs/AUDIT.md).");
+                                     "one engine (docs/AUDIT.md).");
     cedar_status st = put_verdict(p, err);
     if (!st) st = put_tables(p, open, false, err);
     if (!st) st = put_arm_choice(p, err);
     put_chart(p, "c-profile", "Error against offset", "Mean KL in nats, logarithmic axis; zero is not drawn. Offsets "
-    "count "
-              "from the hit's end, or from the prompt's last position. Lines mark where theory makes layers exact "
-              "again.");
-    fputs("<figure id=\"fig-map\"><figcaption><b>Contamination of new global rows</b> <span>Share of stored bytes that "
-          "differ from exact ones, by source layer and position in the document; each cell is a sixtieth of the "
-          "longest "
-          "document.</span></figcaption><div id=\"map-plot\" class=\"plot\" tabindex=\"0\" role=\"region\" "
+                                                      "count from the hit's end, or from the prompt's last position. "
+                                                      "Lines mark where theory makes layers exact again.");
+    fputs("<figure id=\"fig-map\"><figcaption><b>Contamination of new global rows</b> <span>Share of stored bytes "
+          "that differ from exact ones, by source layer and position in the document; each cell is a sixtieth of the "
+          "longest document.</span></figcaption><div id=\"map-plot\" class=\"plot\" tabindex=\"0\" role=\"region\" "
           "aria-label=\"Contamination map; the numbers are in the table on contamination.\"></div></figure>\n"
           "<div class=\"pair\">", p->to);
     put_chart(p, "c-audit-turn", "Error against turn", "Mean KL by turn: does it build up?");
-    put_chart(p, "c-length", "Error against replay length", "Mean KL of encoder replay by R; the lines are the window "
-    "and "
-              "the halo.");
+    put_chart(p, "c-length", "Error against replay length", "Mean KL of encoder replay by R; the lines are the "
+                                                            "window and the halo.");
     put_chart(p, "c-work", "Work of prompts", "Layers run on prompt rows, over all layers on all prompt tokens.");
     put_chart(p, "c-windows", "Bytes for hits", "Windows stored over all turns, next to the global KV the turns "
-    "added.");
+                                                "added.");
     fputs("</div>\n", p->to);
     if (!st) st = put_tables(p, fold, true, err);
     fputs("</section>\n", p->to);

@@ -138,15 +138,17 @@ typedef enum statement { ST_MANIFEST, ST_RUN, ST_SESSION, ST_REQUEST, ST_END, ST
                          ST_EXPECT, ST_COUNT } statement;
 
 static const reports_row_kind statements[ST_COUNT] = {
-    [ST_MANIFEST] = { "manifest", manifest_columns, sizeof manifest_columns / sizeof *manifest_columns, true },
-    [ST_RUN] = { "runs", run_columns, sizeof run_columns / sizeof *run_columns, true },
-    [ST_SESSION] = { "sessions", session_columns, sizeof session_columns / sizeof *session_columns, false },
-    [ST_REQUEST] = { "requests", request_columns, sizeof request_columns / sizeof *request_columns, false },
-    [ST_END] = { "request_ends", end_columns, sizeof end_columns / sizeof *end_columns, false },
-    [ST_STEP] = { "steps", step_columns, sizeof step_columns / sizeof *step_columns, false },
-    [ST_QUALITY] = { "quality", quality_columns, sizeof quality_columns / sizeof *quality_columns, false },
-    [ST_RUN_END] = { "runs", run_end_columns, sizeof run_end_columns / sizeof *run_end_columns, true, .keys = 1 },
-    [ST_EXPECT] = { "expectations", expect_columns, sizeof expect_columns / sizeof *expect_columns, true }
+    [ST_MANIFEST] = { "manifest", manifest_columns, sizeof manifest_columns / sizeof *manifest_columns,
+                      .commit = true },
+    [ST_RUN] = { "runs", run_columns, sizeof run_columns / sizeof *run_columns, .commit = true },
+    [ST_SESSION] = { "sessions", session_columns, sizeof session_columns / sizeof *session_columns, .commit = false },
+    [ST_REQUEST] = { "requests", request_columns, sizeof request_columns / sizeof *request_columns, .commit = false },
+    [ST_END] = { "request_ends", end_columns, sizeof end_columns / sizeof *end_columns, .commit = false },
+    [ST_STEP] = { "steps", step_columns, sizeof step_columns / sizeof *step_columns, .commit = false },
+    [ST_QUALITY] = { "quality", quality_columns, sizeof quality_columns / sizeof *quality_columns, .commit = false },
+    [ST_RUN_END] = { "runs", run_end_columns, sizeof run_end_columns / sizeof *run_end_columns, .commit = true,
+                     .keys = 1 },
+    [ST_EXPECT] = { "expectations", expect_columns, sizeof expect_columns / sizeof *expect_columns, .commit = true }
 };
 
 struct cedar_store {

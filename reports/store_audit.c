@@ -87,17 +87,17 @@ static const reports_field end_columns[] = { X(status, TEXT), X(error, TEXT), X(
 const reports_row_kind *reports_audit_kind(cedar_audit_kind kind) {
     static const reports_row_kind kinds[CEDAR_AUDIT_KIND_COUNT] = {
         [CEDAR_AUDIT_BEGIN] = { "audits", COUNT(begin_columns), .commit = true },
-        [CEDAR_AUDIT_ARM] = { "audit_arms", COUNT(arm_columns), false },
-        [CEDAR_AUDIT_FRONT] = { "audit_fronts", COUNT(front_columns), false },
-        [CEDAR_AUDIT_TURN] = { "audit_turns", COUNT(turn_columns), false },
-        [CEDAR_AUDIT_POSITION] = { "audit_positions", COUNT(position_columns), false },
-        [CEDAR_AUDIT_LAYER] = { "audit_layers", COUNT(layer_columns), false },
-        [CEDAR_AUDIT_GLOBAL] = { "audit_globals", COUNT(global_columns), false },
-        [CEDAR_AUDIT_GREEDY] = { "audit_greedy", COUNT(greedy_columns), false },
-        [CEDAR_AUDIT_DRAFT] = { "audit_drafts", COUNT(draft_columns), false },
-        [CEDAR_AUDIT_NEEDLE] = { "audit_needles", COUNT(needle_columns), false },
-        [CEDAR_AUDIT_STAT] = { "audit_stats", COUNT(stat_columns), false },
-        [CEDAR_AUDIT_ARM_END] = { "audit_arms", COUNT(arm_end_columns), false, .keys = 2 },
+        [CEDAR_AUDIT_ARM] = { "audit_arms", COUNT(arm_columns), .commit = false },
+        [CEDAR_AUDIT_FRONT] = { "audit_fronts", COUNT(front_columns), .commit = false },
+        [CEDAR_AUDIT_TURN] = { "audit_turns", COUNT(turn_columns), .commit = false },
+        [CEDAR_AUDIT_POSITION] = { "audit_positions", COUNT(position_columns), .commit = false },
+        [CEDAR_AUDIT_LAYER] = { "audit_layers", COUNT(layer_columns), .commit = false },
+        [CEDAR_AUDIT_GLOBAL] = { "audit_globals", COUNT(global_columns), .commit = false },
+        [CEDAR_AUDIT_GREEDY] = { "audit_greedy", COUNT(greedy_columns), .commit = false },
+        [CEDAR_AUDIT_DRAFT] = { "audit_drafts", COUNT(draft_columns), .commit = false },
+        [CEDAR_AUDIT_NEEDLE] = { "audit_needles", COUNT(needle_columns), .commit = false },
+        [CEDAR_AUDIT_STAT] = { "audit_stats", COUNT(stat_columns), .commit = false },
+        [CEDAR_AUDIT_ARM_END] = { "audit_arms", COUNT(arm_end_columns), .keys = 2 },
         [CEDAR_AUDIT_END] = { "audits", COUNT(end_columns), .commit = true, .keys = 1 }
     };
     return &kinds[kind];

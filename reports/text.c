@@ -327,6 +327,8 @@ static cedar_status put_attention(const text_report *r, cedar_err *err) {
         "  CASE WHEN error <> '' THEN ': ' ELSE '' END, error) FROM audits WHERE status <> 'finished' "
         "UNION ALL SELECT 9, audit_id, printf('audit %d: control %s \"%s\" must be 0, its mean KL is %.3g', audit_id, "
         "  control, label, kl_mean) FROM v_audit WHERE control IN ('C0', 'C1', 'C2') AND kl_mean <> 0 "
+        "UNION ALL SELECT 9, audit_id, printf('audit %d ran none of the controls C0 to C2', audit_id) FROM audits "
+        "  WHERE audit_id NOT IN (SELECT audit_id FROM audit_arms WHERE control IN ('C0', 'C1', 'C2')) "
         "UNION ALL SELECT 10, audit_id, printf('audit %d: \"%s\" overwrote %d cached global rows', audit_id, label, "
         "  adopted_changed) FROM audit_arms WHERE adopted_changed > 0 AND fault <> 'floor' "
         "UNION ALL SELECT 6, expect_id, printf('expectation fails: %s %s', what, detail) FROM expectations WHERE NOT "
