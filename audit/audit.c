@@ -73,8 +73,9 @@ static cedar_status emit(audit *x, cedar_audit_kind kind, const void *row, cedar
 
 static int64_t arm_id(const audit *x, const lane *l) { return l - x->lanes + 1; }
 
+/* What an arm does at a hit counts from H; what decoder replay alone does, and turns without a hit, from T - 1. */
 static int32_t offset_of(const audit *x, const lane *l, uint32_t pos) {
-    bool from_hit = l->track.arm.hits == CEDAR_HITS_REPLAY && x->turn->hit > 0;
+    bool from_hit = x->turn->hit > 0 && (l->track.arm.hits == CEDAR_HITS_REPLAY || !l->track.arm.decoder);
     return from_hit ? (int32_t)pos - (int32_t)x->turn->hit : (int32_t)pos - (int32_t)x->turn->prompt + 1;
 }
 

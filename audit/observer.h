@@ -76,7 +76,7 @@ typedef struct cedar_audit_turn_row {
 typedef struct cedar_audit_position_row {
     int64_t audit_id, arm_id;
     uint32_t doc, turn, pos;
-    int32_t offset;                     /* pos - H with encoder replay of a hit, else pos - (T - 1) */
+    int32_t offset;                     /* pos - H behind a hit; decoder replay alone: pos - (T - 1) */
     int32_t token;                      /* forced next token */
     double kl_pq, kl_qp, js, logp_p, logp_q, top1_prob_p, margin_p, ratio_max, top5_jaccard;
     int32_t top1_p, top1_q;

@@ -73,7 +73,9 @@ static cedar_status test_bin(const cedar_audit_opts *o, const audit_tally *t, ui
 
 static const char *verdict_of(const cedar_audit_stat_row *r, bool one_sided, bool all_zero) {
     if (all_zero) return "zero";
-    if (r->p_equivalent_holm < alpha) return "equivalent";
+    /* both, for the t test leans on document means that are nearly normal */
+    bool inside = r->hi < r->margin && (one_sided || r->lo > -r->margin);
+    if (inside && r->p_equivalent_holm < alpha) return "equivalent";
     if (one_sided ? r->lo > r->margin : r->p_holm < alpha) return "different";
     return "undecided";
 }

@@ -311,7 +311,7 @@ CREATE TABLE audit_positions (              -- one row per scored position: the 
     doc          INTEGER NOT NULL CHECK (doc >= 0),
     turn         INTEGER NOT NULL CHECK (turn >= 0),
     pos          INTEGER NOT NULL CHECK (pos >= 0),
-    "offset"     INTEGER NOT NULL,          -- pos - H with encoder replay of a hit, else pos - T + 1
+    "offset"     INTEGER NOT NULL,          -- pos - H; decoder replay alone, and without a hit: pos - T + 1
     token        INTEGER NOT NULL,          -- forced next token
     kl_pq        REAL    NOT NULL,          -- nats, full vocabulary, as in table quality
     kl_qp        REAL    NOT NULL,

@@ -11,9 +11,9 @@ static const reports_table tables[] = {
       "Audit: arms against controls",
       "Each arm (Q) against exact recomputation (P) of the same tokens, nats over the full vocabulary. The "
       "interval is a 95 % bootstrap over documents. Controls: C0, C1 exact again and in another shape, C2 replay "
-      "over the whole halo (all three must be 0), C3 other replay lengths, C4 deliberate faults (must be visibly "
-      "worse), C5 yardsticks. Verdict on the mean KL: zero, equivalent (below the margin given beforehand, TOST at "
-      "5 %), different (the interval lies above the margin), else undecided.",
+      "over the whole halo (all three must be 0), C3 other replay lengths, C4 deliberate faults (must be "
+      "seen), C5 yardsticks. Verdict on the mean KL: zero, equivalent (within the margin given beforehand, by "
+      "interval and by TOST at 5 %), different (the interval lies above the margin), else undecided.",
       "SELECT " ARM_NAME ", CASE a.control WHEN '' THEN 'arm' ELSE a.control END, v.docs, v.positions, v.kl_mean,"
       " v.kl_lo, v.kl_hi, v.kl_p50, v.kl_p99, v.kl_p999, v.kl_max, v.top1_rate, v.decisive_n, v.decisive_rate,"
       " v.top5_jaccard, v.dlogp_mean, v.ppl_delta, v.verdict "
@@ -81,7 +81,8 @@ static const reports_table tables[] = {
         { "verdict", REPORTS_TEXT } } },
     { "audit_offset",
       "Audit: by offset",
-      "Offset: position minus the hit's end H (encoder replay of a hit), or minus the prompt's last position T - 1.",
+      "Offset: position minus the hit's end H; with decoder replay alone, and without a hit, minus the prompt's last "
+      "position T - 1.",
       "SELECT " ARM_NAME ", bin_label, o.docs, o.positions, kl_mean, kl_p50, kl_p99, kl_max, top1_rate, decisive_rate,"
       " dlogp_mean FROM v_audit_offset o" ARM_JOIN "ORDER BY a.audit_id, a.arm_id, bin",
       { { "arm", REPORTS_TEXT },

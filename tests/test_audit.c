@@ -10,6 +10,7 @@
 #include "audit/divergence.h"
 #include "audit/stats.h"
 #include "base/mem.h"
+#include "sim/audit_host.h"
 #include "tests/sanitized.h"
 
 static cedar_err err;
@@ -348,6 +349,40 @@ START_TEST(documents_are_turns_of_one_text) {
         ck_assert_int_eq(cedar_audit_docs_make(&bad, &c, &d, &err), CEDAR_E_ARG);
         ck_assert_msg(strstr(err.msg, wrong[i].says) != NULL, "%s: %s", wrong[i].key, err.msg);
     }
+    free(o);
+}
+END_TEST
+
+/* Documents of a trace are the turns of its root stream; a hit is what a turn has in common with the one before, at
+ * most all but its last prompt token. Trace 0460 shrinks its context. */
+START_TEST(traces_become_documents) {
+    cedar_config c = load_config("tiny");
+    static const char *const words[] = { "docs", "5", "turns", "4", "context_max", "230", NULL },
+                             *const path[] = { "traces/kv-cache-tester/trace_0460.json" };
+    cedar_audit_opts *o = options(words);
+    cedar_corpus *corpus;
+    cedar_audit_docs *d;
+    const cedar_corpus_opts all = { .format = CEDAR_TRACE_AUTO, .strict = true };
+    OK(cedar_corpus_load(path, 1, &all, &corpus, &err));
+    OK(cedar_audit_docs_traces(o, corpus, &c, 1, 64, &d, &err));
+    ck_assert_uint_eq(d->count, 1);
+    ck_assert_uint_eq(d->docs[0].turn_count, 4);
+    const cedar_stream *s = &corpus->traces[0].streams[0];
+    for (uint32_t k = 0; k < 4; k++) {
+        const cedar_audit_turn *t = &d->docs[0].turns[k];
+        ck_assert_uint_eq(t->prompt, s->turns[k].in_tokens / 64);
+        if (k == 0) continue;
+        const cedar_audit_turn *before = t - 1;
+        ck_assert(memcmp(t->tokens, before->tokens, t->hit * sizeof(int32_t)) == 0);
+        bool all_of_it = t->hit == before->end || t->hit == t->prompt - 1;
+        ck_assert(all_of_it || t->tokens[t->hit] != before->tokens[t->hit]);
+    }
+    ck_assert_uint_lt(d->docs[0].turns[3].hit, d->docs[0].turns[2].prompt);    /* the shrunk one */
+    cedar_audit_docs_free(d);
+    OK(cedar_audit_set(o, "context_max", "100", &err));         /* not even one turn fits */
+    ck_assert_int_eq(cedar_audit_docs_traces(o, corpus, &c, 1, 64, &d, &err), CEDAR_E_ARG);
+    ck_assert_ptr_nonnull(strstr(err.msg, "there is no document to audit"));
+    cedar_corpus_free(corpus);
     free(o);
 }
 END_TEST
@@ -766,21 +801,22 @@ static void take(void *self, cedar_tap_kind kind, int32_t layer, int32_t seq, ui
 
 typedef struct rows_of {
     cedar_audit_layer_row layer;
-    cedar_audit_draft_row draft[32];
+    cedar_audit_draft_row draft[128];
     double logp[2][256];                /* by position of the last turn: P, Q */
     cedar_audit_needle_row needle[4];
-    uint32_t draft_count, needle_count, pos;
+    uint32_t draft_count, needle_count, doc, pos;
     int32_t diverged;
 } rows_of;
 
 static cedar_status collect(void *self, cedar_audit_kind kind, const void *row, cedar_err *e) {
     rows_of *r = self;
     (void)e;
-    if (kind == CEDAR_AUDIT_LAYER && ((const cedar_audit_layer_row *)row)->pos == r->pos)
-        r->layer = *(const cedar_audit_layer_row *)row;
-    if (kind == CEDAR_AUDIT_DRAFT && ((const cedar_audit_draft_row *)row)->arm_id == 0)
-        r->draft[r->draft_count++] = *(const cedar_audit_draft_row *)row;
-    if (kind == CEDAR_AUDIT_GREEDY) r->diverged = ((const cedar_audit_greedy_row *)row)->diverged_at;
+    const cedar_audit_layer_row *l = row;
+    const cedar_audit_draft_row *d = row;
+    const cedar_audit_greedy_row *g = row;
+    if (kind == CEDAR_AUDIT_LAYER && l->doc == r->doc && l->pos == r->pos) r->layer = *l;
+    if (kind == CEDAR_AUDIT_DRAFT && d->doc == r->doc && d->arm_id == 0) r->draft[r->draft_count++] = *d;
+    if (kind == CEDAR_AUDIT_GREEDY && g->doc == r->doc) r->diverged = g->diverged_at;
     if (kind == CEDAR_AUDIT_POSITION) {
         const cedar_audit_position_row *p = row;
         r->logp[0][p->pos] = p->logp_p;
@@ -814,17 +850,19 @@ static int32_t best(const float *x, int32_t n) {
 }
 
 START_TEST(numbers_agree_with_the_engine) {
-    enum { T = 60, GREEDY = 14 };
-    static const char *const words[] = { "backend", "cpu", "docs", "1", "turns", "1", "prompts", "60", "answer", "20",
-                                         "arms", "decoder", "layers", "6", "greedy_tokens", "14", "drafts", "true",
-                                         NULL };
+    enum { T = 60, GREEDY = 100 };
+    /* of the patterns and documents, one whose drafts are accepted at times */
+    static const char *const words[] = { "backend", "cpu", "docs", "2", "pattern", "entity", "turns", "1", "prompts",
+                                         "60", "answer", "4", "arms", "decoder", "layers", "6", "greedy_tokens", "100",
+                                         "drafts", "true", NULL };
     bench b = bench_new(models[0]);
     const cedar_config *c = cedar_model_config(b.model);
     cedar_audit_opts *o = options(words);
     cedar_audit_docs *d;
     static rows_of r;
     static taken t;
-    r.pos = T + 3;
+    r.pos = T + 2;
+    r.doc = 1;
     OK(cedar_audit_docs_make(o, c, &d, &err));
     const cedar_audit_observer observer = { &r, collect };
     const cedar_audit_host host = { .observer = &observer, .model = b.model, .model_hash = "", .model_origin = "",
@@ -833,23 +871,23 @@ START_TEST(numbers_agree_with_the_engine) {
 
     cedar_engine_opts eo = cedar_engine_defaults(c);
     eo.arith = CEDAR_F32;
-    eo.context_tokens = eo.step_rows = 128;
-    eo.seq_count = 3;
+    eo.context_tokens = eo.step_rows = 192;
+    eo.seq_count = 4;
     eo.page_count = 30;
     cedar_engine *e;
     OK(cedar_engine_open(b.model, &eo, &e, &err));
     cedar_replay_rules exact = { .window = 16, .encoder_rows = 16, .decoder_rows = 16 }, decoder = exact;
     decoder.decoder = true;
     float *logits = calloc((size_t)c->vocab, sizeof *logits);
-    int32_t seq[2], text[128], ids[8];
-    const int32_t *tokens = d->docs[0].turns[0].tokens;
+    int32_t seq[2], text[256], ids[8];
+    const int32_t *tokens = d->docs[1].turns[0].tokens;
     t.layer = 6;
     t.pos = r.pos;
     cedar_engine_tap(e, take, &t);
     for (t.who = 0; t.who < 2; t.who++) {
         OK(cedar_seq_open(e, &seq[t.who], &err));
         feed(e, seq[t.who], tokens, T, t.who ? &decoder : &exact, logits);
-        feed(e, seq[t.who], tokens, T + 5, &exact, logits);
+        feed(e, seq[t.who], tokens, T + 4, &exact, logits);
     }
     cedar_engine_tap(e, NULL, NULL);
     double difference = 0, size = 0, dot = 0, pp = 0, qq = 0, vector = 0;
@@ -887,7 +925,7 @@ START_TEST(numbers_agree_with_the_engine) {
     cedar_seq_close(e, lone);
     OK(cedar_seq_open(e, &lone, &err));
     feed(e, lone, text, T, &exact, logits);
-    uint32_t at = 0, cycle = 0;
+    uint32_t at = 0, cycle = 0, accepted = 0;
     for (; at + 1 < GREEDY; cycle++) {
         cedar_draft_item item = { .seq = lone, .token = text[T + at], .ids = ids };
         OK(cedar_engine_draft(e, &item, 1, &err));
@@ -898,17 +936,19 @@ START_TEST(numbers_agree_with_the_engine) {
         ck_assert_uint_eq(r.draft[cycle].generated, at);
         ck_assert_uint_eq(r.draft[cycle].drafted, drafted);
         ck_assert_uint_eq(r.draft[cycle].accepted, good);
+        accepted += good;
         uint32_t take_rows = 1 + good < left ? 1 + good : left;
         feed(e, lone, text, T + at + take_rows, &exact, logits);
         at += take_rows;
     }
     ck_assert_uint_eq(cycle, r.draft_count);
+    ck_assert_uint_gt(accepted, 0);
 
     /* the decoder arm decodes by itself: it leaves the exact arm's tokens where the audit says */
     cedar_seq_close(e, lone);
     OK(cedar_seq_open(e, &lone, &err));
     feed(e, lone, text, T, &decoder, logits);
-    int32_t left_at = -1, own[128];
+    int32_t left_at = -1, own[256];
     memcpy(own, text, sizeof own);
     for (uint32_t i = 0; i < GREEDY && left_at < 0; i++) {
         own[T + i] = best(logits, c->vocab);
@@ -974,6 +1014,7 @@ static Suite *suite(void) {
     tcase_add_test(t, arms_are_read);
     tcase_add_test(t, fronts_are_the_published_ones);
     tcase_add_test(t, documents_are_turns_of_one_text);
+    tcase_add_test(t, traces_become_documents);
     tcase_add_test(t, options_are_checked);
     tcase_add_test(t, options_are_documented);
     suite_add_tcase(s, t);
