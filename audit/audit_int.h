@@ -36,7 +36,8 @@ typedef struct audit_track {
     int32_t seq;                /* -1: none */
     cedar_snap *snap;           /* windows at the hit of the next turn, if it needs them */
     uint32_t next_hit;          /* where to store them; 0: nowhere */
-    uint32_t start, depth;      /* S of the turn; replays that made what it adopted */
+    uint32_t start;             /* S of the turn */
+    uint32_t depth, made;       /* provenance of the rows it adopted, and of those it computes (docs/METHOD.md) */
     uint32_t prompt;            /* T of the turn */
     audit_cost cost;            /* of the turn */
 } audit_track;

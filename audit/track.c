@@ -31,7 +31,7 @@ static void drop_snap(audit_track *t) {
 void audit_track_end(audit_track *t) {
     close_seq(t);
     drop_snap(t);
-    t->depth = 0;
+    t->depth = t->made = 0;
 }
 
 /* --- steps -------------------------------------------------------------------------------------------------------- */
@@ -208,7 +208,8 @@ static cedar_status next_sequence(audit_track *t, const cedar_audit_turn *turn, 
     else if (restore) st = restore_hit(t, turn, seq, err);
     close_seq(t);
     t->seq = seq;
-    t->depth = replay ? t->depth + 1 : restore ? t->depth : 0;
+    t->depth = replay || restore ? t->made : 0;
+    t->made = t->depth + (replay ? 1 : 0);
     return st;
 }
 
@@ -220,7 +221,7 @@ cedar_status audit_track_begin(audit_track *t, const cedar_audit_doc *doc, uint3
     bool goes_on = t->arm.hits == CEDAR_HITS_CONTINUE && t->seq >= 0 && turn->hit > 0 &&
                    cedar_seq_pos(t->engine, t->seq) == turn->hit;
     cedar_status st = goes_on ? CEDAR_OK : next_sequence(t, turn, err);
-    if (goes_on) t->start = turn->hit;
+    if (goes_on) t->start = turn->hit, t->depth = t->made;
     if (st) return st;
     t->cost.rows = t->cost.kept = t->cost.steps = 0;            /* nor do they count */
     t->cost.prompt_rows = t->cost.prompt_kept = t->cost.replayed = t->cost.trimmed = 0;

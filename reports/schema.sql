@@ -297,7 +297,7 @@ CREATE TABLE audit_turns (                  -- one row per arm, document and tur
     prompt_rows     INTEGER NOT NULL CHECK (prompt_rows >= 0),
     prompt_kept     INTEGER NOT NULL CHECK (prompt_kept >= 0),
     steps           INTEGER NOT NULL CHECK (steps >= 0),
-    provenance_depth INTEGER NOT NULL CHECK (provenance_depth >= 0),    -- replays behind the adopted rows, this one too
+    provenance_depth INTEGER NOT NULL CHECK (provenance_depth >= 0),    -- earlier replays behind the adopted rows
     adopted_changed INTEGER NOT NULL CHECK (adopted_changed >= 0),
     window_bytes    INTEGER NOT NULL CHECK (window_bytes >= 0),
     prompt_ns       INTEGER NOT NULL,       -- timing

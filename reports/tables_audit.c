@@ -121,7 +121,7 @@ static const reports_table tables[] = {
         { "dlogp nats/tok", REPORTS_SIGNED } } },
     { "audit_depth",
       "Audit: by provenance",
-      "Depth: replays that went into the adopted rows, the turn's own included.",
+      "Depth: earlier replays that went into the adopted rows; the turn's own does not count.",
       "SELECT " ARM_NAME ", provenance_depth, d.docs, d.positions, kl_mean, kl_max, top1_rate FROM v_audit_depth d"
       ARM_JOIN "ORDER BY a.audit_id, a.arm_id, provenance_depth",
       { { "arm", REPORTS_TEXT },
