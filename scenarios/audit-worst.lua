@@ -1,6 +1,6 @@
 -- audit-worst: who sees the error of bounded replay? One entry per case of the worst-case list.
 --
--- Time      two minutes on two cores, no GPU.
+-- Time      a minute on two cores, no GPU.
 -- Plays     a small audit per case on the tiny model: encoder replay, decoder replay, both, beside exact recomputation
 --           in another shape. Lengths follow the model's window W; with another model change W with it.
 -- Look at   the printed table: the same arms, case by case; and the expectations, which say what must hold in each.
