@@ -165,7 +165,7 @@ static cedar_status compare(audit *x, lane *l, uint32_t from, uint32_t to, const
     x->compared_from = from;
     x->compared_rows = (to < x->turn->end ? to : x->turn->end - 1) - from;
     for (uint32_t i = 0; i < x->compared_rows; i++) x->forced[i] = x->turn->tokens[from + i + 1];
-    audit_job_start(x->job, x->p, q, x->compared_rows, x->c->vocab, x->forced, x->threads, x->result);
+    audit_job_start(x->job, x->p, q, x->compared_rows, x->c->vocab, x->forced, x->result);
     x->score_ns += audit_now_ns() - start;
     return x->inside ? report_rows(x, err) : CEDAR_OK;      /* the taps' store serves one arm at a time */
 }
@@ -503,7 +503,7 @@ static cedar_status open_all(audit *x, cedar_err *err) {
     x->p = cedar_calloc(logits, sizeof *x->p);
     x->q[0] = cedar_calloc(logits, sizeof *x->q[0]);
     x->q[1] = cedar_calloc(logits, sizeof *x->q[1]);
-    x->job = audit_job_new();
+    x->job = audit_job_new(x->c->vocab, x->threads);
     x->forced = cedar_calloc(x->block_rows, sizeof *x->forced);
     x->result = cedar_calloc(x->block_rows, sizeof *x->result);
     if (x->p && x->q[0] && x->q[1] && x->job && x->forced && x->result) return CEDAR_OK;

@@ -71,14 +71,14 @@ void audit_track_end(audit_track *t);
 
 /* --- score.c ------------------------------------------------------------------------------------------------------ */
 
-/* Divergences of rows p[i], q[i] of `vocab` logits, on up to `threads` threads while the caller goes on; token[i] is
+/* Divergences of rows p[i], q[i] of `vocab` logits, on up to the job's threads while the caller goes on; token[i] is
  * forced behind row i. The result does not depend on how many threads there are. Everything passed is borrowed until
  * audit_job_wait, which must follow every start. */
 typedef struct audit_job audit_job;
-audit_job *audit_job_new(void);         /* NULL: no memory */
+audit_job *audit_job_new(int32_t vocab, uint32_t threads);      /* NULL: no memory */
 void audit_job_free(audit_job *j);
 void audit_job_start(audit_job *j, const float *p, const float *q, uint32_t rows, int32_t vocab, const int32_t *token,
-                     uint32_t threads, cedar_divergence *out);
+                     cedar_divergence *out);
 void audit_job_wait(audit_job *j);
 
 /* --- inside.c: layers ----------------------------------------------------------------------------------------------*/

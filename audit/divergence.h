@@ -21,6 +21,8 @@ typedef struct cedar_divergence {
     bool top1_same;
 } cedar_divergence;
 
-void cedar_divergence_make(const float *p, const float *q, int32_t vocab, int32_t token, cedar_divergence *out);
+/* work: [2 * vocab], which saves time; NULL gives the same bits. */
+void cedar_divergence_make(const float *p, const float *q, int32_t vocab, int32_t token, double *work,
+                           cedar_divergence *out);
 
 #endif

@@ -47,7 +47,7 @@ cedar_status audit_greedy_lead(audit_greedy *g, audit_track *exact, const float 
     const float *logits = first;
     for (uint32_t i = 0; i < g->count && !st; i++) {
         cedar_divergence d;
-        cedar_divergence_make(logits, logits, exact->c->vocab, 0, &d);
+        cedar_divergence_make(logits, logits, exact->c->vocab, 0, NULL, &d);
         g->token[i] = d.top1_p;
         g->margin[i] = d.margin_p;
         logits = g->logits;
@@ -87,7 +87,7 @@ cedar_status audit_greedy_follow(audit_greedy *g, audit_track *arm, const float 
     uint32_t base = cedar_seq_pos(arm->engine, arm->seq), at = 0;
     int32_t argmax[64];
     cedar_divergence d;
-    cedar_divergence_make(first, first, arm->c->vocab, 0, &d);
+    cedar_divergence_make(first, first, arm->c->vocab, 0, NULL, &d);
     *diverged = d.top1_p == g->token[0] ? g->count : 0;
     cedar_status st = fork_of(arm, &fork, err);
     if (st) return st;

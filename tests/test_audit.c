@@ -190,7 +190,7 @@ START_TEST(divergences_by_hand) {
             p[k] = (float)log(cases[i].p[k]);
             q[k] = (float)log(cases[i].q[k]);
         }
-        cedar_divergence_make(p, q, 3, cases[i].token, &d);
+        cedar_divergence_make(p, q, 3, cases[i].token, NULL, &d);
         ck_assert_double_eq_tol(d.kl_pq, cases[i].kl_pq, 2e-7);
         ck_assert_double_eq_tol(d.kl_qp, cases[i].kl_qp, 2e-7);
         ck_assert_double_eq_tol(d.js, cases[i].js, 2e-7);
@@ -206,14 +206,14 @@ END_TEST
 START_TEST(top_tokens_by_hand) {
     const float p[] = { 7, 6, 5, 4, 3, 2, 1, 0 }, q[] = { 7, 6, 5, 0, 0, 4, 3, 0 }, tie[] = { 0, 1, 1, 0, 1, 1, 1, 1 };
     cedar_divergence d;
-    cedar_divergence_make(p, q, 8, 0, &d);
+    cedar_divergence_make(p, q, 8, 0, NULL, &d);
     NEAR(d.top5_jaccard, 3 / 7.0);                  /* {0,1,2,3,4} and {0,1,2,5,6} */
-    cedar_divergence_make(tie, p, 8, 0, &d);
+    cedar_divergence_make(tie, p, 8, 0, NULL, &d);
     ck_assert_int_eq(d.top1_p, 1);
     ck_assert_int_eq(d.top1_q, 0);
     ck_assert_double_eq(d.margin_p, 0);
     NEAR(d.top5_jaccard, 3 / 7.0);                  /* {1,2,4,5,6} and {0,1,2,3,4} */
-    cedar_divergence_make(p, p, 8, 3, &d);
+    cedar_divergence_make(p, p, 8, 3, NULL, &d);
     ck_assert(d.kl_pq == 0 && d.kl_qp == 0 && d.js == 0 && d.ratio_max == 0 && d.logp_p == d.logp_q);
 }
 END_TEST

@@ -345,18 +345,19 @@ START_TEST(threads_compare_every_row) {
         q[i] = p[i] + (float)(cedar_rng_below(2, (uint64_t)i, 10)) / 100;
     }
     for (int i = 0; i < ROWS; i++) token[i] = 7 * i;
-    audit_job *j = audit_job_new();
-    audit_job_start(j, p, q, ROWS, VOCAB, token, 1, one);
-    audit_job_wait(j);
-    audit_job_start(j, p, q, ROWS, VOCAB, token, 4, many);
-    audit_job_wait(j);
+    for (uint32_t threads = 1; threads <= 4; threads += 3) {
+        audit_job *j = audit_job_new(VOCAB, threads);
+        audit_job_start(j, p, q, ROWS, VOCAB, token, threads == 1 ? one : many);
+        audit_job_wait(j);
+        audit_job_free(j);
+    }
     for (int i = 0; i < ROWS; i++) {
         cedar_divergence d;
-        cedar_divergence_make(p + i * VOCAB, q + i * VOCAB, VOCAB, token[i], &d);
+        cedar_divergence_make(p + i * VOCAB, q + i * VOCAB, VOCAB, token[i], NULL, &d);
         ck_assert(one[i].kl_pq == d.kl_pq && many[i].kl_pq == d.kl_pq && d.kl_pq > 0);
+        ck_assert(one[i].kl_qp == d.kl_qp && one[i].margin_p == d.margin_p);   /* with and without room to work in */
         ck_assert(one[i].logp_q == d.logp_q && many[i].js == d.js && many[i].top1_q == d.top1_q);
     }
-    audit_job_free(j);
     free(p);
     free(q);
 }
