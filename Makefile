@@ -73,7 +73,7 @@ say = @printf '  %-6s %s\n' '$(1)' '$(2)'
 endif
 
 # --- sources: every .c file of a folder belongs to the module --------------------------------------------------------
-MODULES   := base engine traces sim reports lua
+MODULES   := base engine traces audit sim reports lua
 SRC       := $(foreach m,$(MODULES),$(wildcard $(m)/*.c))
 MAIN      := sim/main.c
 LIBSRC    := $(filter-out $(MAIN),$(SRC))

@@ -218,14 +218,30 @@ cedar_status cedar_seq_adopt(cedar_engine *e, int32_t seq, const int32_t *tokens
     return CEDAR_OK;
 }
 
-cedar_status cedar_seq_restore(cedar_engine *e, int32_t seq, const int32_t *tokens, const int32_t *pages,
-                               uint32_t hit, const cedar_snap *snap, cedar_err *err) {
-    if (snap->pos != hit)
-        return cedar_fail(err, CEDAR_E_ARG, "windows stored at %u cannot serve a hit of %u tokens", snap->pos, hit);
+static cedar_status check_snap(const cedar_engine *e, const cedar_snap *snap, uint32_t pos, cedar_err *err) {
+    if (snap->pos != pos)
+        return cedar_fail(err, CEDAR_E_ARG, "windows stored at %u cannot serve a hit of %u tokens", snap->pos, pos);
     if (snap->buf_bytes != e->backend->snap_bytes(e->impl))
         return cedar_fail(err, CEDAR_E_ARG,
                           "the windows were stored by an engine with another shape, arithmetic or verify_rows");
-    cedar_status st = adopt_pages(e, seq, pages, hit, err);
+    return CEDAR_OK;
+}
+
+cedar_status cedar_seq_adopt_unclipped(cedar_engine *e, int32_t seq, const int32_t *tokens, const int32_t *pages,
+                                       const cedar_hit_plan *hit, const cedar_snap *windows, cedar_err *err) {
+    cedar_status st = check_snap(e, windows, hit->start, err);
+    if (!st) st = cedar_seq_adopt(e, seq, tokens, pages, hit, err);
+    if (st) return st;
+    uint32_t w = (uint32_t)e->config->window, lo = hit->start > w ? hit->start - w : 0;
+    seq_at(e, seq)->bounds = (cedar_bounds){ lo, lo, lo };
+    e->backend->snap_load(e->impl, seq, hit->start, windows->buf);
+    return CEDAR_OK;
+}
+
+cedar_status cedar_seq_restore(cedar_engine *e, int32_t seq, const int32_t *tokens, const int32_t *pages,
+                               uint32_t hit, const cedar_snap *snap, cedar_err *err) {
+    cedar_status st = check_snap(e, snap, hit, err);
+    if (!st) st = adopt_pages(e, seq, pages, hit, err);
     if (st) return st;
     cedar_seq_state *q = seq_at(e, seq);
     memcpy(q->tokens, tokens, (size_t)hit * sizeof *tokens);
@@ -285,6 +301,25 @@ cedar_status cedar_snap_save(const cedar_engine *e, int32_t seq, cedar_snap **ou
     e->backend->snap_save(e->impl, seq, q->pos, s->buf);
     *out = s;
     return CEDAR_OK;
+}
+
+/* Nearest code without the last mantissa bit. Codes grow with the value within a sign, so the carry of a tie runs into
+ * the exponent as it should; the largest finite code stays below the NaN code. */
+static uint8_t coarse_code(uint8_t code) {
+    uint8_t size = code & 0x7F;
+    if (size == 0x7F) return code;
+    uint8_t down = size & 0xFE, up = (uint8_t)(down + 2), even = down & 2 ? up : down;
+    if (size & 1) size = even > 0x7E ? down : even;
+    return (uint8_t)((code & 0x80) | size);
+}
+
+void cedar_snap_damage_windows(const cedar_engine *e, cedar_snap *s, cedar_snap_damage damage) {
+    uint64_t rows = (uint64_t)e->layout.ring_count * (uint32_t)e->config->window;
+    for (uint64_t r = 0; r < rows; r++) {
+        uint8_t *row = s->buf + r * e->layout.ring_row_bytes;
+        if (damage == CEDAR_SNAP_ZERO) memset(row, 0, e->layout.ring_row_bytes);
+        for (int32_t k = 0; damage == CEDAR_SNAP_COARSE && k < e->config->head_dim; k++) row[k] = coarse_code(row[k]);
+    }
 }
 
 uint32_t cedar_snap_pos(const cedar_snap *s) { return s->pos; }

@@ -345,6 +345,22 @@ cedar_status cedar_engine_read_global(const cedar_engine *e, int32_t seq, int32_
 cedar_status cedar_engine_read_open(const cedar_engine *e, int32_t seq, int32_t layer, uint32_t pos, double *kvf,
                                     double *score, cedar_err *err) CEDAR_USE_RESULT;
 
+/* Deliberate faults, for audits that must show that they see one (spec/replay.md 4.4, C4 and C5). */
+
+/* As cedar_seq_adopt, but without the clip: rows below hit->start are readable and come from `windows`, which may
+ * belong to any sequence; it must have been stored at position hit->start. */
+cedar_status cedar_seq_adopt_unclipped(cedar_engine *e, int32_t seq, const int32_t *tokens, const int32_t *pages,
+                                       const cedar_hit_plan *hit, const cedar_snap *windows,
+                                       cedar_err *err) CEDAR_USE_RESULT;
+
+typedef enum cedar_snap_damage {
+    CEDAR_SNAP_ZERO,        /* every window row becomes 0 */
+    CEDAR_SNAP_COARSE       /* codes lose their last mantissa bit, E4M3 becomes E4M2: to nearest, ties to even */
+} cedar_snap_damage;
+
+/* Changes the stored windows; open groups stay. */
+void cedar_snap_damage_windows(const cedar_engine *e, cedar_snap *s, cedar_snap_damage damage);
+
 /* Overwrites with NaN codes every ring slot that no row at or after the present position may read (tests, I2). */
 void cedar_engine_poison(cedar_engine *e, int32_t seq);
 

@@ -124,10 +124,19 @@ static cedar_status uncaught(const script *s, lua_State *L, int status, cedar_er
     return cedar_fail(err, CEDAR_E_SCRIPT, "%s", msg);
 }
 
-/* Overrides must be right before anything runs. */
+static bool is_audit_option(const char *key) {
+    size_t count;
+    const cedar_audit_option *option = cedar_audit_table(&count);
+    for (size_t i = 0; i < count; i++)
+        if (strcmp(option[i].key, key) == 0) return true;
+    return false;
+}
+
+/* Overrides must be right before anything runs: as options of runs, or of audits where runs have no such key. */
 static cedar_status check_overrides(const cedar_script_opts *opts, cedar_err *err) {
     cedar_run_opts *o = NULL;
-    cedar_status st = cedar_opts_new(&o, err);
+    cedar_audit_opts *audit = cedar_calloc(1, sizeof *audit);
+    cedar_status st = audit ? cedar_opts_new(&o, err) : cedar_fail(err, CEDAR_E_OOM, "no memory for options");
     for (size_t i = 0; i < opts->override_count && !st; i++) {
         const char *word = opts->overrides[i], *value = strchr(word, '=');
         char key[64];
@@ -136,10 +145,12 @@ static cedar_status check_overrides(const cedar_script_opts *opts, cedar_err *er
             break;
         }
         snprintf(key, sizeof key, "%.*s", (int)(value - word), word);
-        st = cedar_opts_set(o, key, value + 1, err);
+        bool of_audits = !values_find(key) && is_audit_option(key);
+        st = of_audits ? cedar_audit_set(audit, key, value + 1, err) : cedar_opts_set(o, key, value + 1, err);
         if (st) st = cedar_fail_in(err, st, "override %.64s", word);
     }
     cedar_opts_free(o);
+    cedar_free(audit);
     return st;
 }
 

@@ -10,6 +10,7 @@
 #include <stdint.h>
 #include <stdio.h>
 
+#include "audit/audit.h"
 #include "base/status.h"
 #include "sim/sim.h"
 
@@ -18,6 +19,8 @@ typedef struct cedar_script_host {
     void *self;
     /* Plays a run with these options (already checked). */
     cedar_status (*run)(void *self, const cedar_run_opts *opts, cedar_run_result *out, cedar_err *err);
+    /* Plays an audit. */
+    cedar_status (*audit)(void *self, const cedar_audit_opts *opts, cedar_audit_result *out, cedar_err *err);
     /* Records an expectation; ok or not, the scenario goes on. */
     cedar_status (*expect)(void *self, const char *what, bool ok, const char *detail, cedar_err *err);
     /* One print(...) or note(...) of the scenario, without newline at the end; NULL throws the text away. */

@@ -103,7 +103,8 @@ static void set_from_overrides(lua_State *L, const char *verb, cedar_run_opts *o
             script_fail(L, "%s: routing_policy can only be given as a function of the scenario", verb);
         if (strncmp(s->overrides[i], "routing=", 8) == 0) values_set(L, verb, o, "routing_policy", "");
         lua_pushlstring(L, s->overrides[i], (size_t)(equals - s->overrides[i]));
-        values_set(L, verb, o, lua_tostring(L, -1), equals + 1);
+        if (values_find(lua_tostring(L, -1)))   /* others are options of audits */
+            values_set(L, verb, o, lua_tostring(L, -1), equals + 1);
         lua_pop(L, 1);
     }
 }
@@ -394,6 +395,6 @@ void verbs_open(lua_State *L) {
     static const luaL_Reg verbs[] = { { "run", verb_run }, { "sweep", verb_sweep }, { "compare", verb_compare },
                                       { "expect", verb_expect }, { "print", verb_print }, { "note", verb_note },
                                       { "options", verb_options }, { "search", verb_search },
-                                      { "frontier", verb_frontier }, { NULL, NULL } };
+                                      { "frontier", verb_frontier }, { "audit", verb_audit }, { NULL, NULL } };
     luaL_setfuncs(L, verbs, 0);
 }

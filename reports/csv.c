@@ -10,7 +10,12 @@ static const char *const view_names[] = {
     "v_summary", "v_population", "v_request_times", "v_latency", "v_interactivity", "v_throughput", "v_qps",
     "v_qps_windows", "v_cache", "v_misses", "v_steps", "v_engines", "v_memory", "v_quality", "v_quality_offset",
     "v_quality_turn", "v_quality_depth", "v_kl_histogram", "v_sessions", "v_validity", "v_floor",
-    "manifest", "runs", "sessions", "requests", "steps", "quality", "expectations"
+    "v_audit", "v_audit_excess", "v_audit_offset", "v_audit_profile", "v_audit_turn", "v_audit_depth", "v_audit_suffix",
+    "v_audit_length", "v_audit_globals", "v_audit_map", "v_audit_layers", "v_audit_greedy", "v_audit_drafts",
+    "v_audit_needles", "v_audit_cost",
+    "manifest", "runs", "sessions", "requests", "steps", "quality", "expectations",
+    "audits", "audit_arms", "audit_fronts", "audit_turns", "audit_positions", "audit_layers", "audit_globals",
+    "audit_greedy", "audit_drafts", "audit_needles", "audit_stats"
 };
 
 const char *const *cedar_report_views(size_t *count) {
@@ -69,11 +74,15 @@ static bool is_view(const char *name) {
     return false;
 }
 
+/* All names do not fit a message: those of audits are listed when the unknown name looks like one of them. */
 static cedar_status unknown_view(const char *view, cedar_err *err) {
     char known[400] = "";
     size_t at = 0;
-    for (size_t i = 0; i < sizeof view_names / sizeof *view_names && at < sizeof known; i++)
-        at += (size_t)snprintf(known + at, sizeof known - at, "%s%s", i ? ", " : "", view_names[i]);
+    bool audits = strstr(view, "audit") != NULL;
+    for (size_t i = 0; i < sizeof view_names / sizeof *view_names && at < sizeof known; i++) {
+        if ((strstr(view_names[i], "audit") != NULL) != audits) continue;
+        at += (size_t)snprintf(known + at, sizeof known - at, "%s%s", at ? ", " : "", view_names[i]);
+    }
     return cedar_fail(err, CEDAR_E_ARG, "there is no view \"%.32s\"; known are %s", view, known);
 }
 

@@ -17,6 +17,7 @@ enum {
     TIMELINE_MAX = 400,         /* requests per run, up to FULL_RUNS runs */
     FULL_RUNS = 16,             /* more runs share the points of so many */
     TIME_BINS = 120,            /* per run, for step rows and memory */
+    PROFILE_MAX = 1000,         /* points of an arm's error by offset */
     CARDS_MAX = 8
 };
 
@@ -24,7 +25,7 @@ typedef struct page {
     sqlite3 *db;
     const char *path;
     FILE *to;
-    int run_count;
+    int run_count, audit_count;
 } page;
 
 /* Points per run that keep the page small however many runs there are. */
@@ -159,6 +160,24 @@ static const struct {
       "SELECT run_id, bucket, label, positions, "
       "CAST(positions AS REAL) / SUM(positions) OVER (PARTITION BY run_id) FROM v_kl_histogram "
       "ORDER BY run_id, bucket" },
+    { "audits", 0, false, "SELECT audit_id, label, \"window\", halo_encoder, halo_decoder, model_name FROM audits "
+      "ORDER BY audit_id" },
+    { "arms", 0, false, "SELECT audit_id, arm_id, label, control FROM audit_arms ORDER BY audit_id, arm_id" },
+    { "fronts", 0, false, "SELECT audit_id, arm_id, layer, from_offset, holds FROM audit_fronts "
+      "ORDER BY audit_id, arm_id, layer" },
+    { "profile", PROFILE_MAX, false,
+      "SELECT audit_id, arm_id, MIN(\"offset\"), MAX(\"offset\"), SUM(kl_mean * positions) / SUM(positions), "
+      "MAX(kl_max), SUM(positions) FROM (SELECT *, MAX(1, (MAX(\"offset\") OVER (PARTITION BY audit_id, arm_id) + ?1) "
+      "/ ?1) AS wide FROM v_audit_profile) GROUP BY audit_id, arm_id, \"offset\" / wide "
+      "ORDER BY audit_id, arm_id, 3" },
+    { "audit_turn", 0, false, "SELECT audit_id, arm_id, turn, kl_mean, positions FROM v_audit_turn "
+      "ORDER BY audit_id, arm_id, turn" },
+    { "length", 0, false, "SELECT audit_id, arm_id, rows, kl_mean, lo, hi FROM v_audit_length "
+      "ORDER BY audit_id, rows, arm_id" },
+    { "map", 0, false, "SELECT audit_id, arm_id, layer, stretch, pos_lo, pos_hi, kv_differ, rows_new FROM v_audit_map "
+      "ORDER BY audit_id, arm_id, layer, stretch" },
+    { "saves", 0, false, "SELECT audit_id, arm_id, prompt_work, window_bytes, kv_bytes, prompt_s, kl_mean "
+      "FROM v_audit_cost ORDER BY audit_id, arm_id" },
     { "cache", 0, false,
       "SELECT run_id, hit_rate, hit_rate_theory, kv_bytes_peak, window_bytes_peak "
       "FROM v_cache JOIN v_memory USING (run_id) ORDER BY run_id" }
@@ -404,7 +423,8 @@ static cedar_status put_masthead(const page *p, const char *title, cedar_err *er
     fputs("</h1>", p->to);
     cedar_status st = reports_prepare(p->db, p->path, "SELECT finished, started_at, seed, cedar_version, "
         "substr(commit_id, 1, 12), commit_dirty, (SELECT COUNT(*) FROM runs), (SELECT COUNT(*) FROM requests), "
-        "(SELECT COALESCE(SUM(steps), 0) FROM steps), (SELECT COUNT(*) FROM quality) FROM manifest", &q, err);
+        "(SELECT COALESCE(SUM(steps), 0) FROM steps), "
+        "(SELECT COUNT(*) FROM quality) + (SELECT COALESCE(SUM(positions), 0) FROM audits) FROM manifest", &q, err);
     if (!st) st = reports_next(p->db, p->path, q, &row, err);
     if (!st) {
         char counts[4][REPORTS_CELL_BYTES];
@@ -425,9 +445,13 @@ static cedar_status put_masthead(const page *p, const char *title, cedar_err *er
         }
         fputs("</p>", p->to);
     }
-    fputs("</div>\n<nav aria-label=\"Sections\"><a href=\"#overview\">Overview</a> <a href=\"#latency\">Latency</a> "
-          "<a href=\"#timeline\">Timeline</a> <a href=\"#throughput\">Throughput</a> <a href=\"#quality\">Quality</a> "
-          "<a href=\"#cache\">Cache</a> <a href=\"#manifest\">What ran</a> <a href=\"#reproduce\">Reproduce</a></nav>"
+    fputs("</div>\n<nav aria-label=\"Sections\">", p->to);
+    if (p->audit_count) fputs("<a href=\"#audit\">Audit</a> ", p->to);
+    if (p->run_count || !p->audit_count)
+        fputs("<a href=\"#overview\">Overview</a> <a href=\"#latency\">Latency</a> "
+              "<a href=\"#timeline\">Timeline</a> <a href=\"#throughput\">Throughput</a> "
+              "<a href=\"#quality\">Quality</a> <a href=\"#cache\">Cache</a> ", p->to);
+    fputs("<a href=\"#manifest\">What ran</a> <a href=\"#reproduce\">Reproduce</a></nav>"
           "</header>\n<main id=\"main\">\n<noscript><p class=\"notice\">Charts need JavaScript; every number is in the "
           "tables.</p></noscript>\n", p->to);
     sqlite3_finalize(q);
@@ -629,19 +653,125 @@ static cedar_status put_reproduce(const page *p, cedar_err *err) {
     return st;
 }
 
+/* --- audits ------------------------------------------------------------------------------------------------------- */
+
+/* Rows of one text column as a list. */
+static cedar_status put_sentences(const page *p, const char *sql, cedar_err *err) {
+    sqlite3_stmt *q;
+    bool row, any = false;
+    cedar_status st = reports_prepare(p->db, p->path, sql, &q, err);
+    while (!st && !(st = reports_next(p->db, p->path, q, &row, err)) && row) {
+        fputs(any ? "<li>" : "<ul class=\"sentences\"><li>", p->to);
+        any = true;
+        put_html(p->to, reports_column_text(q, 0));
+        fputs("</li>\n", p->to);
+    }
+    sqlite3_finalize(q);
+    if (any) fputs("</ul>\n", p->to);
+    return st;
+}
+
+/* The verdict in words: what was tested, what came out, what that cannot show. */
+static cedar_status put_verdict(const page *p, cedar_err *err) {
+    static const char tested[] =
+        "SELECT printf('Audit %d%s: %s (%s), %s arithmetic on %s; %d documents with %d turns in all, %s. %d "
+        "positions were scored. Margins were given beforehand: mean KL %g nats, mean dlogp %g nats per token, "
+        "decisive disagreement %g. Intervals resample documents %d times.', audit_id, CASE label WHEN '' THEN '' "
+        "ELSE ' ' || label END, model_name, model_origin, arith, backend, docs, turns, documents, positions, "
+        "margin_kl, margin_dlogp, margin_top1, resamples) FROM audits ORDER BY audit_id";
+    static const char found[] =
+        "SELECT s FROM (SELECT audit_id, 0 AS arm_id, printf('Audit %d: %d of %d controls that must be exactly 0 (C0 "
+        "to C2) are%s.', audit_id, SUM(kl_mean = 0), COUNT(*), CASE SUM(kl_mean = 0) WHEN COUNT(*) THEN '' ELSE ', "
+        "so the other numbers of this audit must not be used' END) AS s FROM v_audit WHERE control IN ('C0', 'C1', "
+        "'C2') GROUP BY audit_id UNION ALL SELECT audit_id, 0, printf('Audit %d ran none of the controls C0 to C2, so "
+        "nothing shows that its other numbers are caused by replay.', audit_id) FROM audits WHERE audit_id NOT IN "
+        "(SELECT audit_id FROM audit_arms WHERE control IN ('C0', 'C1', 'C2')) "
+        "UNION ALL SELECT audit_id, arm_id, printf('%d.%d %s: mean KL %.3g nats (%.3g to "
+        "%.3g), largest %.3g; top-1 agreement %.3f %%; %d positions of %d documents: %s.', audit_id, arm_id, label, "
+        "kl_mean, kl_lo, kl_hi, kl_max, 100 * top1_rate, positions, docs, verdict) FROM v_audit WHERE control = '') "
+        "ORDER BY audit_id, arm_id";
+    static const char limits[] =
+        "SELECT 'The weights are seeded, not trained. Where the error begins and ends, that controls are 0 and how "
+        "rows are contaminated follow from the architecture; how large an error is does not carry over to a trained "
+        "model.' WHERE EXISTS (SELECT 1 FROM audits WHERE model_origin NOT LIKE 'checkpoint%') UNION ALL SELECT "
+        "'Tokens are forced. What a model does with its own different tokens is seen only where greedy decode was "
+        "followed.' UNION ALL SELECT printf('Audit %d has %d documents; intervals of so few rest on little.', "
+        "audit_id, docs) FROM audits WHERE docs < 20 UNION ALL SELECT 'No text of a real task was answered, so "
+        "nothing here is an accuracy.' UNION ALL SELECT 'A verdict \"equivalent\" means: below the margin given "
+        "beforehand, at these lengths, with this model. \"undecided\" is not \"equal\".'";
+    fputs("<h3>What was tested</h3>\n", p->to);
+    cedar_status st = put_sentences(p, tested, err);
+    fputs("<h3>What was found</h3>\n", p->to);
+    if (!st) st = put_sentences(p, found, err);
+    fputs("<h3>What this cannot show</h3>\n", p->to);
+    return st ? st : put_sentences(p, limits, err);
+}
+
+static cedar_status put_arm_choice(const page *p, cedar_err *err) {
+    sqlite3_stmt *q;
+    bool row;
+    cedar_status st = reports_prepare(p->db, p->path, "SELECT audit_id, arm_id, label, control = '' FROM audit_arms "
+                                                      "ORDER BY control <> '', audit_id, arm_id", &q, err);
+    fputs("<p class=\"choice\"><label for=\"pick-arm\">Arm for fronts and map</label> <select id=\"pick-arm\">", p->to);
+    while (!st && !(st = reports_next(p->db, p->path, q, &row, err)) && row) {
+        fprintf(p->to, "<option value=\"%s.%s\">%s.%s ", reports_column_text(q, 0), reports_column_text(q, 1),
+                reports_column_text(q, 0), reports_column_text(q, 1));
+        put_html(p->to, reports_column_text(q, 2));
+        fputs("</option>", p->to);
+    }
+    fputs("</select></p>\n", p->to);
+    sqlite3_finalize(q);
+    return st;
+}
+
+static cedar_status put_audit(const page *p, cedar_err *err) {
+    static const char *const open[] = { "audit", "audit_cost", NULL };
+    static const char *const fold[] = { "audit_stats", "audit_offset", "audit_fronts", "audit_turn", "audit_depth",
+                                        "audit_length", "audit_globals", "audit_layers", "audit_greedy",
+                                        "audit_drafts", "audit_needles", "audit_setup", NULL };
+    put_section(p, "audit", "Audit", "Bounded replay against exact recomputation of the same tokens, side by side in "
+                                     "one engine (docs/AUDIT.md).");
+    cedar_status st = put_verdict(p, err);
+    if (!st) st = put_tables(p, open, false, err);
+    if (!st) st = put_arm_choice(p, err);
+    put_chart(p, "c-profile", "Error against offset", "Mean KL in nats, logarithmic axis; zero is not drawn. Offsets "
+                                                      "count from the hit's end, or from the prompt's last position. "
+                                                      "Lines mark where theory makes layers exact again.");
+    fputs("<figure id=\"fig-map\"><figcaption><b>Contamination of new global rows</b> <span>Share of stored bytes "
+          "that differ from exact ones, by source layer and position in the document; each cell is a sixtieth of the "
+          "longest document.</span></figcaption><div id=\"map-plot\" class=\"plot\" tabindex=\"0\" role=\"region\" "
+          "aria-label=\"Contamination map; the numbers are in the table on contamination.\"></div></figure>\n"
+          "<div class=\"pair\">", p->to);
+    put_chart(p, "c-audit-turn", "Error against turn", "Mean KL by turn: does it build up?");
+    put_chart(p, "c-length", "Error against replay length", "Mean KL of encoder replay by R; the lines are the "
+                                                            "window and the halo.");
+    put_chart(p, "c-work", "Work of prompts", "Layers run on prompt rows, over all layers on all prompt tokens.");
+    put_chart(p, "c-windows", "Bytes for hits", "Windows stored over all turns, next to the global KV the turns "
+                                                "added.");
+    fputs("</div>\n", p->to);
+    if (!st) st = put_tables(p, fold, true, err);
+    fputs("</section>\n", p->to);
+    return st;
+}
+
 static cedar_status put_page(page *p, cedar_err *err) {
-    static cedar_status (*const sections[])(const page *, cedar_err *) = {
-        put_overview, put_latency, put_timeline, put_throughput, put_quality, put_cache, put_manifest, put_reproduce
-    };
+    static cedar_status (*const of_runs[])(const page *, cedar_err *) = { put_overview,   put_latency, put_timeline,
+                                                                          put_throughput, put_quality, put_cache };
     char title[256], count[24];
     cedar_status st = one_text(p, "SELECT scenario_path FROM manifest", title, sizeof title, err);
     if (!st) st = one_text(p, "SELECT COUNT(*) FROM runs", count, sizeof count, err);
     if (st) return st;
     p->run_count = atoi(count);
+    if ((st = one_text(p, "SELECT COUNT(*) FROM audits", count, sizeof count, err))) return st;
+    p->audit_count = atoi(count);
     if (!*title) snprintf(title, sizeof title, "Unfinished database");
     put_head(p, title);
     st = put_masthead(p, title, err);
-    for (size_t i = 0; i < sizeof sections / sizeof *sections && !st; i++) st = sections[i](p, err);
+    if (!st && p->audit_count) st = put_audit(p, err);
+    bool runs = p->run_count || !p->audit_count;
+    for (size_t i = 0; i < sizeof of_runs / sizeof *of_runs && !st && runs; i++) st = of_runs[i](p, err);
+    if (!st) st = put_manifest(p, err);
+    if (!st) st = put_reproduce(p, err);
     fputs("</main>\n<footer><p>Made by cedar from its database alone. Metrics are defined in "
           "docs/METRICS.md.</p></footer>\n",
           p->to);

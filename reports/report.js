@@ -141,9 +141,7 @@
   }
 
   function quality() {
-    const small = (x) => x === 0 ? "0" : x.toExponential(2);
     const log = (title) => axis(title, { type: "logarithmic", ticks: logTicks((v) => v.toExponential(0)) });
-    const positive = (x) => (x > 0 ? x : null); /* zero has no place on a logarithmic axis; the table shows it */
     const share = (title, more) => axis(title, Object.assign({ ticks: ticks((v) => percent(v)) }, more));
     const turns = data.turn.map((r) => [r[0], r[1], String(r[1]), r[2]]);
     byBin("c-kl", "line", data.offset, (r) => positive(r[3]), "offset, positions", log("mean KL, nats"), small);
@@ -298,6 +296,161 @@
     plot.appendChild(root);
   }
 
+  /* --- audits: arms are named audit.arm --- */
+  const arms = data.arms.map(([audit, arm, label, control], i) => ({
+    id: audit + "." + arm, audit, i, control, name: (data.audits.length > 1 ? audit + "." : "") + arm + " " + label
+  }));
+  const armById = new Map(arms.map((arm) => [arm.id, arm]));
+  const armLine = (arm, points, more) => Object.assign({
+    label: arm.name, data: points, borderColor: color(arm.i), backgroundColor: color(arm.i), borderDash: dash(arm.i),
+    borderWidth: 2, pointRadius: 0, pointHitRadius: 8
+  }, more);
+  function perArm(rows, audit, point) {
+    const lists = new Map();
+    for (const row of rows) {
+      if (row[0] !== audit) continue;
+      const id = row[0] + "." + row[1];
+      if (!lists.has(id)) lists.set(id, []);
+      lists.get(id).push(point(row));
+    }
+    return arms.filter((arm) => lists.has(arm.id)).map((arm) => ({ arm, points: lists.get(arm.id) }));
+  }
+  const positive = (x) => (x > 0 ? x : null); /* zero has no place on a logarithmic axis; the table shows it */
+  const small = (x) => (x === 0 ? "0" : x.toExponential(2));
+  const nats = (title) => axis(title, { type: "logarithmic", ticks: logTicks((v) => v.toExponential(0)) });
+
+  /* Vertical lines with a word at the top. */
+  const marks = (list) => ({
+    id: "marks",
+    afterDatasetsDraw(chart) {
+      const { ctx, chartArea: area, scales: { x } } = chart;
+      ctx.save();
+      ctx.strokeStyle = ctx.fillStyle = css("--soft");
+      ctx.setLineDash([3, 3]);
+      ctx.font = "11px " + Chart.defaults.font.family;
+      let last = -1e9, row = 0;
+      for (const mark of list) {
+        const at = x.getPixelForValue(mark.x);
+        if (at < area.left - 1 || at > area.right + 1) continue;
+        row = at - last < 46 ? row + 1 : 0;
+        last = at;
+        ctx.beginPath();
+        ctx.moveTo(at, area.top);
+        ctx.lineTo(at, area.bottom);
+        ctx.stroke();
+        ctx.fillText(mark.text, Math.min(at + 3, area.right - 44), area.top + 10 + 12 * (row % 4));
+      }
+      ctx.restore();
+    }
+  });
+
+  function profile(arm) {
+    const rows = perArm(data.profile, arm.audit, (r) => ({ x: (r[2] + r[3]) / 2, y: positive(r[4]), n: r[6] }))
+      .filter((s) => s.points.some((p) => p.y !== null));
+    const fronts = data.fronts.filter((f) => f[0] + "." + f[1] === arm.id)
+      .map((f) => ({ x: f[3], text: "L" + f[2] + (f[4] ? "" : "?") })).sort((a, b) => a.x - b.x);
+    draw("c-profile", {
+      type: "line",
+      data: { datasets: rows.map((s) => armLine(s.arm, s.points, {
+        hidden: s.arm.id !== arm.id && s.arm.control !== "", borderWidth: s.arm.id === arm.id ? 2.5 : 1.2
+      })) },
+      options: {
+        parsing: false,
+        scales: { x: axis("offset, positions", { type: "linear", ticks: ticks(si) }), y: nats("mean KL, nats") },
+        plugins: { tooltip: { callbacks: {
+          title: (c) => "offset " + si(c[0].parsed.x),
+          label: (c) => c.dataset.label + ": " + small(c.parsed.y) + ", n = " + c.raw.n
+        } } }
+      },
+      plugins: [marks(fronts)]
+    });
+  }
+
+  function auditCharts(audit) {
+    const facts = data.audits.find((a) => a[0] === audit);
+    const turn = perArm(data.audit_turn, audit, (r) => ({ x: r[2], y: positive(r[3]) }));
+    draw("c-audit-turn", {
+      type: "line",
+      data: { datasets: turn.filter((s) => s.points.some((p) => p.y !== null)).map((s) => armLine(s.arm, s.points, {
+        pointRadius: 3, hidden: s.arm.control !== ""
+      })) },
+      options: {
+        scales: { x: axis("turn", { type: "linear", ticks: ticks(si, { stepSize: 1 }) }), y: nats("mean KL, nats") },
+        plugins: { tooltip: { callbacks: { label: (c) => c.dataset.label + ": " + small(c.parsed.y) } } }
+      }
+    });
+    const length = data.length.filter((r) => r[0] === audit).map((r) => ({ x: r[2], y: positive(r[3]) }));
+    draw("c-length", {
+      type: "line",
+      data: { datasets: length.length > 1 ? [{
+        label: "encoder replay of R rows", data: length, borderColor: css("--s1"), backgroundColor: css("--s1"),
+        pointRadius: 4, borderWidth: 2
+      }] : [] },
+      options: {
+        scales: {
+          x: axis("R, rows", { type: "linear", ticks: ticks(si), suggestedMax: facts[3] }),
+          y: nats("mean KL, nats")
+        },
+        plugins: { tooltip: { callbacks: { label: (c) => "R = " + c.parsed.x + ": " + small(c.parsed.y) } } }
+      },
+      plugins: [marks([{ x: facts[2], text: "window" }, { x: facts[3], text: "halo" }])]
+    });
+    const saves = data.saves.filter((r) => r[0] === audit);
+    const names = saves.map((r) => armById.get(r[0] + "." + r[1]).name);
+    const bars = (id, datasets, title, format, stepSize) => draw(id, {
+      type: "bar",
+      data: { labels: names, datasets },
+      options: {
+        indexAxis: "y", interaction: { mode: "index", intersect: false, axis: "y" },
+        scales: { x: axis(title, { beginAtZero: true, ticks: ticks(format, { stepSize }) }), y: axis("", { title: {
+          display: false } }) },
+        plugins: { tooltip: { callbacks: { label: (c) => c.dataset.label + ": " + format(c.parsed.x) } } }
+      }
+    });
+    const bar = (label, at, fill) => ({
+      label, data: saves.map((r) => r[at]), backgroundColor: fill, borderRadius: 4, maxBarThickness: 20
+    });
+    bars("c-work", [bar("work", 2, css("--s0"))], "share of all layers on all prompt tokens", percent);
+    bars("c-windows", [bar("windows stored", 3, css("--s2")), bar("global KV added", 4, css("--s1"))], "bytes", bytes,
+      byteStep(saves.flatMap((r) => [r[3], r[4]])));
+  }
+
+  function contamination(arm) {
+    const plot = byId("map-plot");
+    plot.textContent = "";
+    const rows = data.map.filter((r) => r[0] + "." + r[1] === arm.id);
+    byId("fig-map").hidden = !rows.length;
+    if (!rows.length) return;
+    const layers = [...new Set(rows.map((r) => r[2]))].sort((a, b) => a - b);
+    const W = 1120, left = 80, cell = (W - left - 10) / 60, high = 26;
+    const root = svg("svg", { role: "presentation", viewBox: "0 0 " + W + " " + (layers.length * high + 30) });
+    layers.forEach((layer, i) => {
+      svg("text", { x: left - 8, y: i * high + 17, "text-anchor": "end" }, root).textContent = "source " + layer;
+      svg("rect", { x: left, y: i * high + 2, width: 60 * cell, height: high - 4, class: "lane", rx: 3 }, root);
+    });
+    for (const r of rows) {
+      const rect = svg("rect", {
+        x: (left + r[3] * cell).toFixed(1), y: layers.indexOf(r[2]) * high + 2, width: (cell - 0.6).toFixed(1),
+        height: high - 4, class: r[6] > 0 ? "dirty" : "clean",
+        "fill-opacity": (r[6] > 0 ? 0.15 + 0.85 * r[6] : 1).toFixed(3)
+      }, root);
+      svg("title", {}, rect).textContent = "source " + r[2] + ", positions " + r[4] + " to " + r[5] + ": " +
+        percent(r[6]) + " of the bytes differ, " + r[7] + " rows";
+    }
+    svg("text", { x: left, y: layers.length * high + 18 }, root).textContent = "position 0";
+    svg("text", { x: W - 10, y: layers.length * high + 18, "text-anchor": "end" }, root).textContent =
+      "end of the longest document";
+    plot.appendChild(root);
+  }
+
+  function pickArm() {
+    const arm = byId("pick-arm") && armById.get(byId("pick-arm").value);
+    if (!arm) return;
+    profile(arm);
+    contamination(arm);
+    auditCharts(arm.audit);
+  }
+
   const choices = { "pick-timeline": timeline, "pick-steps": steps, "pick-memory": memory };
   function drawAll() {
     Chart.defaults.font.family = getComputedStyle(document.body).fontFamily;
@@ -311,11 +464,13 @@
     points();
     quality();
     cache();
+    pickArm();
     for (const id in choices) if (byId(id) && byId(id).value) choices[id](Number(byId(id).value));
   }
   for (const id in choices) {
     if (byId(id)) byId(id).addEventListener("change", (e) => choices[id](Number(e.target.value)));
   }
+  if (byId("pick-arm")) byId("pick-arm").addEventListener("change", pickArm);
   if (window.matchMedia) window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll);
   window.addEventListener("beforeprint", () => charts.forEach((c) => c.resize()));
   drawAll();

@@ -11,6 +11,7 @@
 #include <stdint.h>
 #include <stdio.h>
 
+#include "audit/observer.h"
 #include "base/status.h"
 #include "sim/observer.h"
 
@@ -22,6 +23,9 @@ cedar_status cedar_store_create(const char *path, bool replace, cedar_store **ou
 
 /* The observer that writes into the store; valid until cedar_store_close. */
 const cedar_observer *cedar_store_observer(cedar_store *s);
+
+/* The same for audits. */
+const cedar_audit_observer *cedar_store_audit_observer(cedar_store *s);
 
 /* Commits and leaves one single file; frees the store in any case. `finished`: the scenario came to its end. After a
  * write error (disk full) the first error is returned again. CEDAR_E_BUSY: every row is saved, but another program has
@@ -42,10 +46,16 @@ typedef struct cedar_stored_run {
     cedar_recorded recorded;
 } cedar_stored_run;
 
+typedef struct cedar_stored_audit {
+    char label[64], status[16];
+    uint64_t result_hash;
+} cedar_stored_audit;
+
 typedef struct cedar_stored {
     char *scenario_path, *scenario_text, *overrides;
     cedar_stored_run *runs;
-    uint32_t run_count;
+    cedar_stored_audit *audits;
+    uint32_t run_count, audit_count;
     bool finished;
 } cedar_stored;
 

@@ -7,6 +7,7 @@
 #include <stdint.h>
 #include <stdio.h>
 
+#include "audit/observer.h"
 #include "base/status.h"
 
 struct cedar_store;
@@ -75,6 +76,33 @@ char *reports_embedded(const char *from, const char *end);
 /* Removes a database and what SQLite may have left beside it. */
 cedar_status reports_remove_database(const char *path, cedar_err *err) CEDAR_USE_RESULT;
 
+/* --- rows of the store -------------------------------------------------------------------------------------------- */
+
+typedef enum reports_field_kind {
+    COLUMN_I64, COLUMN_U64, COLUMN_I32, COLUMN_U32, COLUMN_BOOL, COLUMN_TEXT, COLUMN_REAL,
+    COLUMN_OPTIONAL, /* double, NULL for NaN */
+    COLUMN_SEED,    /* uint64_t as decimal text */
+    COLUMN_HASH,    /* uint64_t as 16 hexadecimal digits */
+    COLUMN_MISS     /* cedar_miss_reason by name */
+} reports_field_kind;
+
+typedef struct reports_field {
+    const char *name;
+    reports_field_kind kind;
+    size_t at;      /* offset of the member in the row */
+} reports_field;
+
+typedef struct reports_row_kind {
+    const char *table;
+    const reports_field *columns;
+    int count;
+    bool commit;    /* the row is made durable at once, together with everything before it */
+    int keys;       /* 0: the row is inserted; else it updates the row named by its last columns, so many */
+} reports_row_kind;
+
+/* store_audit.c: how a row of an audit is stored. */
+const reports_row_kind *reports_audit_kind(cedar_audit_kind kind);
+
 /* A request whose response was complete later than its last token: a row beside its request row. */
 typedef struct reports_end_row {
     int64_t run_id, request_id, end_ns;
@@ -110,6 +138,9 @@ typedef struct reports_table {
     const char *sql;                                    /* yields the columns in order */
     reports_column columns[REPORTS_COLUMNS_MAX + 1];
 } reports_table;
+
+/* tables_audit.c: the tables about audits [*count]. */
+const reports_table *reports_audit_tables(size_t *count);
 
 /* The table called id; a programmer error when there is none. */
 const reports_table *reports_table_get(const char *id);

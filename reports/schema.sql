@@ -207,6 +207,226 @@ CREATE TABLE expectations (                 -- one row per expect{...} of the sc
     ok        INTEGER NOT NULL CHECK (ok IN (0, 1))
 ) STRICT;
 
+-- Audits: bounded replay against exact recomputation of the same tokens (docs/AUDIT.md). doc and turn count from 0.
+
+CREATE TABLE audits (                       -- one row per audit{...}
+    audit_id          INTEGER NOT NULL PRIMARY KEY CHECK (audit_id >= 1),
+    label             TEXT    NOT NULL,
+    config_json       TEXT    NOT NULL,     -- all options and values, JSON object of texts
+    model_name        TEXT    NOT NULL,
+    model_hash        TEXT    NOT NULL,
+    model_origin      TEXT    NOT NULL,
+    documents         TEXT    NOT NULL,     -- where they come from
+    backend           TEXT    NOT NULL,
+    arith             TEXT    NOT NULL,
+    seed              TEXT    NOT NULL CHECK (seed <> '' AND seed NOT GLOB '*[^0-9]*'),
+    docs              INTEGER NOT NULL CHECK (docs >= 1),       -- documents, the unit of the statistics
+    turns             INTEGER NOT NULL CHECK (turns >= 1),      -- of all documents
+    vocab             INTEGER NOT NULL CHECK (vocab >= 1),
+    window            INTEGER NOT NULL CHECK (window >= 1),
+    layers            INTEGER NOT NULL CHECK (layers >= 1),
+    cut               INTEGER NOT NULL CHECK (cut >= 0),        -- last layer that writes global rows
+    halo_encoder      INTEGER NOT NULL CHECK (halo_encoder >= 0),   -- replayed rows that make a hit exact
+    halo_decoder      INTEGER NOT NULL CHECK (halo_decoder >= 0),   -- kept rows that make decoder replay exact
+    kv_token_bytes_x1000 INTEGER NOT NULL CHECK (kv_token_bytes_x1000 >= 0),
+    window_snap_bytes INTEGER NOT NULL CHECK (window_snap_bytes >= 0),  -- stored windows of one position
+    resamples         INTEGER NOT NULL CHECK (resamples >= 2),
+    margin_kl         REAL    NOT NULL,     -- equivalence margins, given before the audit
+    margin_dlogp      REAL    NOT NULL,
+    margin_top1       REAL    NOT NULL,
+    -- filled when the audit ends
+    status            TEXT    NOT NULL DEFAULT 'running'
+                      CHECK (status IN ('running', 'finished', 'failed', 'interrupted')),
+    error             TEXT    NOT NULL DEFAULT '',
+    result_hash       TEXT    CHECK (result_hash IS NULL OR length(result_hash) = 16),
+    positions         INTEGER CHECK (positions >= 0),           -- scored, all arms
+    exact_ns          INTEGER,              -- steps of the exact arm; timing
+    forward_ns        INTEGER,              -- steps of all arms, the exact one included; timing
+    score_ns          INTEGER,              -- comparing and storing; timing
+    wall_ns           INTEGER,              -- everything; timing
+    CHECK ((status = 'running') = (result_hash IS NULL))
+) STRICT;
+
+CREATE TABLE audit_arms (                   -- one row per arm, in the order given
+    audit_id        INTEGER NOT NULL REFERENCES audits,
+    arm_id          INTEGER NOT NULL CHECK (arm_id >= 1),
+    label           TEXT    NOT NULL,
+    control         TEXT    NOT NULL CHECK (control IN ('', 'C0', 'C1', 'C2', 'C3', 'C4', 'C5')),
+    what            TEXT    NOT NULL,       -- one sentence
+    decoder         INTEGER NOT NULL CHECK (decoder IN (0, 1)),
+    encoder         INTEGER NOT NULL CHECK (encoder IN (0, 1)),
+    cut             TEXT    NOT NULL,       -- of decoder replay, else ""
+    hits            TEXT    NOT NULL CHECK (hits IN ('continue', 'stored', 'replay', 'cold')),
+    fault           TEXT    NOT NULL,       -- deliberate, else ""
+    rows            INTEGER NOT NULL CHECK (rows >= 0),         -- replayed before a hit
+    keep            INTEGER NOT NULL CHECK (keep >= 0),         -- kept behind the cut
+    chunk           INTEGER NOT NULL CHECK (chunk >= 0),        -- rows of a step; 0: as many as allowed
+    -- filled when the audit ends
+    positions       INTEGER CHECK (positions >= 0),
+    rows_fed        INTEGER CHECK (rows_fed >= 0),
+    kept            INTEGER CHECK (kept >= 0),                  -- rows that ran behind the cut
+    prompt_rows     INTEGER CHECK (prompt_rows >= 0),           -- fed rows of prompts
+    prompt_kept     INTEGER CHECK (prompt_kept >= 0),
+    replayed        INTEGER CHECK (replayed >= 0),
+    steps           INTEGER CHECK (steps >= 0),
+    adopted_changed INTEGER CHECK (adopted_changed >= 0),       -- cached rows that replay overwrote
+    global_rows     INTEGER CHECK (global_rows >= 0),           -- new ones
+    global_differ   INTEGER CHECK (global_differ >= 0),         -- of them, with any byte that differs
+    window_bytes    INTEGER CHECK (window_bytes >= 0),          -- windows stored for hits, all turns
+    greedy_mean     REAL,                   -- restricted mean of greedy tokens that agree
+    prompt_ns       INTEGER,                -- timing
+    forward_ns      INTEGER,                -- timing
+    PRIMARY KEY (audit_id, arm_id)
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE audit_fronts (                 -- from which offset on theory promises an exact output of a layer
+    audit_id    INTEGER NOT NULL REFERENCES audits,
+    arm_id      INTEGER NOT NULL,
+    layer       INTEGER NOT NULL CHECK (layer >= 0),
+    from_offset INTEGER NOT NULL,
+    holds       INTEGER NOT NULL CHECK (holds IN (0, 1)),       -- 0: global rows of inexact positions may undo it
+    PRIMARY KEY (audit_id, arm_id, layer)
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE audit_turns (                  -- one row per arm, document and turn
+    audit_id        INTEGER NOT NULL REFERENCES audits,
+    arm_id          INTEGER NOT NULL CHECK (arm_id >= 1),
+    doc             INTEGER NOT NULL CHECK (doc >= 0),
+    turn            INTEGER NOT NULL CHECK (turn >= 0),
+    doc_name        TEXT    NOT NULL,
+    hit             INTEGER NOT NULL CHECK (hit >= 0),          -- H
+    start           INTEGER NOT NULL CHECK (start >= 0),        -- S: first position fed
+    prompt_end      INTEGER NOT NULL CHECK (prompt_end >= 1),   -- T
+    "end"           INTEGER NOT NULL CHECK ("end" > prompt_end),
+    replayed        INTEGER NOT NULL CHECK (replayed >= 0),
+    trimmed         INTEGER NOT NULL CHECK (trimmed >= 0),      -- rows that skipped the late layers
+    rows            INTEGER NOT NULL CHECK (rows >= 0),
+    kept            INTEGER NOT NULL CHECK (kept >= 0),
+    prompt_rows     INTEGER NOT NULL CHECK (prompt_rows >= 0),
+    prompt_kept     INTEGER NOT NULL CHECK (prompt_kept >= 0),
+    steps           INTEGER NOT NULL CHECK (steps >= 0),
+    provenance_depth INTEGER NOT NULL CHECK (provenance_depth >= 0),    -- earlier replays behind the adopted rows
+    adopted_changed INTEGER NOT NULL CHECK (adopted_changed >= 0),
+    window_bytes    INTEGER NOT NULL CHECK (window_bytes >= 0),
+    prompt_ns       INTEGER NOT NULL,       -- timing
+    forward_ns      INTEGER NOT NULL,       -- timing
+    PRIMARY KEY (audit_id, arm_id, doc, turn)
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE audit_positions (              -- one row per scored position: the arm (Q) against exact recomputation (P)
+    audit_id     INTEGER NOT NULL REFERENCES audits,
+    arm_id       INTEGER NOT NULL CHECK (arm_id >= 1),
+    doc          INTEGER NOT NULL CHECK (doc >= 0),
+    turn         INTEGER NOT NULL CHECK (turn >= 0),
+    pos          INTEGER NOT NULL CHECK (pos >= 0),
+    "offset"     INTEGER NOT NULL,          -- pos - H; decoder replay alone, and without a hit: pos - T + 1
+    token        INTEGER NOT NULL,          -- forced next token
+    kl_pq        REAL    NOT NULL,          -- nats, full vocabulary, as in table quality
+    kl_qp        REAL    NOT NULL,
+    js           REAL    NOT NULL,
+    logp_p       REAL    NOT NULL,
+    logp_q       REAL    NOT NULL,
+    top1_prob_p  REAL    NOT NULL,
+    margin_p     REAL    NOT NULL,
+    ratio_max    REAL    NOT NULL,
+    top5_jaccard REAL    NOT NULL,          -- of the five most likely tokens
+    top1_p       INTEGER NOT NULL,
+    top1_q       INTEGER NOT NULL,
+    top1_same    INTEGER NOT NULL CHECK (top1_same IN (0, 1)),
+    PRIMARY KEY (audit_id, arm_id, doc, turn, pos)
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE audit_layers (                 -- one row per scored position and chosen layer
+    audit_id       INTEGER NOT NULL REFERENCES audits,
+    arm_id         INTEGER NOT NULL CHECK (arm_id >= 1),
+    doc            INTEGER NOT NULL CHECK (doc >= 0),
+    turn           INTEGER NOT NULL CHECK (turn >= 0),
+    pos            INTEGER NOT NULL CHECK (pos >= 0),
+    "offset"       INTEGER NOT NULL,
+    layer          INTEGER NOT NULL CHECK (layer >= 0),
+    stream_rel     REAL    NOT NULL,        -- relative L2 error of the streams behind the layer
+    vector_rel     REAL    NOT NULL,        -- of the vector they collapse to
+    cosine         REAL    NOT NULL,        -- between the two vectors
+    window_differ  REAL,                    -- share of the window row's bytes that differ
+    topk_jaccard   REAL,                    -- of the selected global rows; NULL where the layer selects none itself
+    router_flip    INTEGER NOT NULL CHECK (router_flip IN (0, 1)),      -- another set of experts
+    engram_differs INTEGER NOT NULL CHECK (engram_differs IN (0, 1)),
+    PRIMARY KEY (audit_id, arm_id, doc, turn, pos, layer)
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE audit_globals (                -- one row per new global row of a turn
+    audit_id     INTEGER NOT NULL REFERENCES audits,
+    arm_id       INTEGER NOT NULL CHECK (arm_id >= 1),
+    doc          INTEGER NOT NULL CHECK (doc >= 0),
+    turn         INTEGER NOT NULL CHECK (turn >= 0),
+    layer        INTEGER NOT NULL CHECK (layer >= 0),   -- source
+    entry        INTEGER NOT NULL CHECK (entry >= 0),
+    pos          INTEGER NOT NULL CHECK (pos >= 0),     -- last position of the entry
+    "offset"     INTEGER NOT NULL,
+    kv_differ    REAL    NOT NULL,          -- share of stored bytes that differ
+    index_differ REAL    NOT NULL,
+    latent_rel   REAL,                      -- relative L2 error before quantisation; NULL: not tapped
+    PRIMARY KEY (audit_id, arm_id, doc, turn, layer, entry)
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE audit_greedy (                 -- the exact arm's greedy continuation, followed by the arm
+    audit_id    INTEGER NOT NULL REFERENCES audits,
+    arm_id      INTEGER NOT NULL CHECK (arm_id >= 1),
+    doc         INTEGER NOT NULL CHECK (doc >= 0),
+    turn        INTEGER NOT NULL CHECK (turn >= 0),
+    tokens      INTEGER NOT NULL CHECK (tokens >= 1),
+    diverged_at INTEGER NOT NULL CHECK (diverged_at >= -1),     -- first token that differs, -1: none (censored)
+    margin_p    REAL,                       -- P(top 1) - P(top 2) there
+    tie         INTEGER NOT NULL CHECK (tie IN (0, 1)),
+    PRIMARY KEY (audit_id, arm_id, doc, turn)
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE audit_drafts (                 -- one row per draft cycle along the greedy continuation
+    audit_id  INTEGER NOT NULL REFERENCES audits,
+    arm_id    INTEGER NOT NULL CHECK (arm_id >= 0),             -- 0: the exact arm
+    doc       INTEGER NOT NULL CHECK (doc >= 0),
+    turn      INTEGER NOT NULL CHECK (turn >= 0),
+    generated INTEGER NOT NULL CHECK (generated >= 0),          -- tokens before the cycle
+    drafted   INTEGER NOT NULL CHECK (drafted >= 1),
+    accepted  INTEGER NOT NULL CHECK (accepted BETWEEN 0 AND drafted),
+    PRIMARY KEY (audit_id, arm_id, doc, turn, generated)
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE audit_needles (                -- one row per planted fact that is asked for
+    audit_id INTEGER NOT NULL REFERENCES audits,
+    arm_id   INTEGER NOT NULL CHECK (arm_id >= 1),
+    doc      INTEGER NOT NULL CHECK (doc >= 0),
+    turn     INTEGER NOT NULL CHECK (turn >= 0),
+    needle   INTEGER NOT NULL CHECK (needle >= 0),
+    pos      INTEGER NOT NULL CHECK (pos >= 0),
+    tokens   INTEGER NOT NULL CHECK (tokens >= 1),
+    place    TEXT    NOT NULL CHECK (place IN ('replayed', 'window', 'near', 'far', 'suffix')),
+    logp_p   REAL    NOT NULL,              -- of the whole forced answer, nats
+    logp_q   REAL    NOT NULL,
+    exact_p  INTEGER NOT NULL CHECK (exact_p IN (0, 1)),        -- every token of it is the most likely one
+    exact_q  INTEGER NOT NULL CHECK (exact_q IN (0, 1)),
+    PRIMARY KEY (audit_id, arm_id, doc, turn, needle)
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE audit_stats (                  -- statistics over documents
+    audit_id          INTEGER NOT NULL REFERENCES audits,
+    arm_id            INTEGER NOT NULL CHECK (arm_id >= 1),
+    metric            TEXT    NOT NULL,
+    bin               INTEGER NOT NULL,     -- of offset_bins, -1: all positions
+    docs              INTEGER NOT NULL CHECK (docs >= 0),
+    positions         INTEGER NOT NULL CHECK (positions >= 0),
+    value             REAL,
+    lo                REAL,                 -- 95 % interval
+    hi                REAL,
+    p                 REAL,                 -- of value = 0
+    p_holm            REAL,                 -- adjusted over the bins
+    margin            REAL,
+    p_equivalent      REAL,                 -- of a difference as large as the margin
+    p_equivalent_holm REAL,
+    verdict           TEXT    NOT NULL CHECK (verdict IN ('zero', 'equivalent', 'different', 'undecided')),
+    PRIMARY KEY (audit_id, arm_id, metric, bin)
+) STRICT, WITHOUT ROWID;
+
 -- Columns that may differ between two runs of one scenario. Everything else must be equal.
 CREATE TABLE timing_columns (
     table_name  TEXT NOT NULL,
@@ -219,7 +439,9 @@ INSERT INTO timing_columns (table_name, column_name) VALUES
     ('sessions', 'start_ns'), ('sessions', 'end_ns'), ('requests', 'arrival_ns'), ('requests', 'admit_ns'),
     ('requests', 'first_ns'),
     ('requests', 'last_ns'), ('request_ends', 'end_ns'), ('steps', 'start_ns'), ('steps', 'end_ns'),
-    ('steps', 'duration_ns'), ('steps', 'plan_ns');
+    ('steps', 'duration_ns'), ('steps', 'plan_ns'), ('audits', 'exact_ns'), ('audits', 'forward_ns'), ('audits', 'score_ns'),
+    ('audits', 'wall_ns'), ('audit_arms', 'prompt_ns'), ('audit_arms', 'forward_ns'), ('audit_turns', 'prompt_ns'),
+    ('audit_turns', 'forward_ns');
 
 -- Bins of quality by offset; lo and hi are inclusive.
 CREATE TABLE offset_bins (

@@ -20,18 +20,7 @@
 enum { TX_ROWS_MAX = 4096, AGE_ROWS = 16, BUSY_TIMEOUT_MS = 5000 };    /* AGE_ROWS: between two looks at the clock */
 static const int64_t TX_AGE_MAX_NS = 1000000000;
 
-typedef enum column_kind {
-    COLUMN_I64, COLUMN_U64, COLUMN_I32, COLUMN_U32, COLUMN_BOOL, COLUMN_TEXT, COLUMN_REAL,
-    COLUMN_SEED,    /* uint64_t as decimal text */
-    COLUMN_HASH,    /* uint64_t as 16 hexadecimal digits */
-    COLUMN_MISS     /* cedar_miss_reason by name */
-} column_kind;
-
-typedef struct column {
-    const char *name;
-    column_kind kind;
-    size_t at;      /* offset of the member in the observer row */
-} column;
+typedef reports_field column;
 
 #define MANIFEST(member, kind) { #member, COLUMN_##kind, offsetof(cedar_manifest_row, member) }
 static const column manifest_columns[] = {
@@ -150,31 +139,28 @@ static const column expect_columns[] = { EXPECT(what, TEXT), EXPECT(detail, TEXT
 typedef enum statement { ST_MANIFEST, ST_RUN, ST_SESSION, ST_REQUEST, ST_END, ST_STEP, ST_QUALITY, ST_RUN_END,
                          ST_EXPECT, ST_COUNT } statement;
 
-/* commit: the row is made durable at once, together with everything before it. */
-static const struct {
-    const char *table;
-    const column *columns;
-    int count;
-    bool commit;
-} statements[ST_COUNT] = {
-    [ST_MANIFEST] = { "manifest", manifest_columns, sizeof manifest_columns / sizeof *manifest_columns, true },
-    [ST_RUN] = { "runs", run_columns, sizeof run_columns / sizeof *run_columns, true },
-    [ST_SESSION] = { "sessions", session_columns, sizeof session_columns / sizeof *session_columns, false },
-    [ST_REQUEST] = { "requests", request_columns, sizeof request_columns / sizeof *request_columns, false },
-    [ST_END] = { "request_ends", end_columns, sizeof end_columns / sizeof *end_columns, false },
-    [ST_STEP] = { "steps", step_columns, sizeof step_columns / sizeof *step_columns, false },
-    [ST_QUALITY] = { "quality", quality_columns, sizeof quality_columns / sizeof *quality_columns, false },
-    [ST_RUN_END] = { "runs", run_end_columns, sizeof run_end_columns / sizeof *run_end_columns, true },
-    [ST_EXPECT] = { "expectations", expect_columns, sizeof expect_columns / sizeof *expect_columns, true }
+static const reports_row_kind statements[ST_COUNT] = {
+    [ST_MANIFEST] = { "manifest", manifest_columns, sizeof manifest_columns / sizeof *manifest_columns,
+                      .commit = true },
+    [ST_RUN] = { "runs", run_columns, sizeof run_columns / sizeof *run_columns, .commit = true },
+    [ST_SESSION] = { "sessions", session_columns, sizeof session_columns / sizeof *session_columns, .commit = false },
+    [ST_REQUEST] = { "requests", request_columns, sizeof request_columns / sizeof *request_columns, .commit = false },
+    [ST_END] = { "request_ends", end_columns, sizeof end_columns / sizeof *end_columns, .commit = false },
+    [ST_STEP] = { "steps", step_columns, sizeof step_columns / sizeof *step_columns, .commit = false },
+    [ST_QUALITY] = { "quality", quality_columns, sizeof quality_columns / sizeof *quality_columns, .commit = false },
+    [ST_RUN_END] = { "runs", run_end_columns, sizeof run_end_columns / sizeof *run_end_columns, .commit = true,
+                     .keys = 1 },
+    [ST_EXPECT] = { "expectations", expect_columns, sizeof expect_columns / sizeof *expect_columns, .commit = true }
 };
 
 struct cedar_store {
     sqlite3 *db;
     char *path;
-    sqlite3_stmt *insert[ST_COUNT], *begin, *commit;
+    sqlite3_stmt *insert[ST_COUNT], *audit[CEDAR_AUDIT_KIND_COUNT], *begin, *commit;
     int64_t tx_rows, tx_start_ns;       /* of the transaction under way */
     cedar_err broken;                   /* first error that lost rows; from then on everything fails with it */
     cedar_observer observer;
+    cedar_audit_observer audit_observer;
 };
 
 static int64_t monotonic_ns(void) {
@@ -202,7 +188,7 @@ static int bind_number_text(sqlite3_stmt *st, int at, const char *format, uint64
 }
 
 /* Binds one member. SQLITE_RANGE: a value the database cannot hold. */
-static int bind_member(sqlite3_stmt *st, int at, column_kind kind, const void *p) {
+static int bind_member(sqlite3_stmt *st, int at, reports_field_kind kind, const void *p) {
     uint64_t u;
     double x;
     switch (kind) {
@@ -217,6 +203,9 @@ static int bind_member(sqlite3_stmt *st, int at, column_kind kind, const void *p
     case COLUMN_REAL:
         x = *(const double *)p;
         return isnan(x) ? SQLITE_RANGE : sqlite3_bind_double(st, at, x);
+    case COLUMN_OPTIONAL:
+        x = *(const double *)p;
+        return isnan(x) ? sqlite3_bind_null(st, at) : sqlite3_bind_double(st, at, x);
     case COLUMN_SEED: return bind_number_text(st, at, "%llu", *(const uint64_t *)p);
     case COLUMN_HASH: return bind_number_text(st, at, "%016llx", *(const uint64_t *)p);
     case COLUMN_MISS: return bind_text(st, at, miss_name(*(const cedar_miss_reason *)p));
@@ -252,14 +241,14 @@ static cedar_status refuse_row(cedar_store *s, const char *table, cedar_err *err
     return cedar_fail(err, CEDAR_E_DB, "%s: table %s refuses a row: %s", s->path, table, sqlite3_errmsg(s->db));
 }
 
-static cedar_status write_row(cedar_store *s, statement which, const void *row, cedar_err *err) {
+static cedar_status write_kind(cedar_store *s, sqlite3_stmt *st, const reports_row_kind *k, const void *row,
+                               cedar_err *err) {
     if (s->broken.code) return cedar_fail(err, s->broken.code, "%s", s->broken.msg);
-    sqlite3_stmt *st = s->insert[which];
-    const column *c = statements[which].columns;
-    for (int i = 0; i < statements[which].count; i++) {
+    const column *c = k->columns;
+    for (int i = 0; i < k->count; i++) {
         int rc = bind_member(st, i + 1, c[i].kind, (const char *)row + c[i].at);
         if (rc == SQLITE_RANGE)
-            return cedar_fail(err, CEDAR_E_DB, "%s: table %s refuses a row: %s is %s", s->path, statements[which].table,
+            return cedar_fail(err, CEDAR_E_DB, "%s: table %s refuses a row: %s is %s", s->path, k->table,
                               c[i].name, c[i].kind == COLUMN_REAL ? "not a number" : "above 2^63-1");
         if (rc) return break_store(s, "binding a row", err);
     }
@@ -267,12 +256,21 @@ static cedar_status write_row(cedar_store *s, statement which, const void *row, 
     if (status) return status;
     int rc = sqlite3_step(st);
     if (rc != SQLITE_DONE)
-        status = (rc & 0xFF) == SQLITE_CONSTRAINT ? refuse_row(s, statements[which].table, err)
+        status = (rc & 0xFF) == SQLITE_CONSTRAINT ? refuse_row(s, k->table, err)
                                                   : break_store(s, "writing rows", err);
     sqlite3_reset(st);
     if (status) return status;
     bool old = ++s->tx_rows % AGE_ROWS == 0 && monotonic_ns() - s->tx_start_ns >= TX_AGE_MAX_NS;
-    return old || s->tx_rows >= TX_ROWS_MAX || statements[which].commit ? commit_if_open(s, err) : CEDAR_OK;
+    return old || s->tx_rows >= TX_ROWS_MAX || k->commit ? commit_if_open(s, err) : CEDAR_OK;
+}
+
+static cedar_status write_row(cedar_store *s, statement which, const void *row, cedar_err *err) {
+    return write_kind(s, s->insert[which], &statements[which], row, err);
+}
+
+static cedar_status on_audit(void *self, cedar_audit_kind kind, const void *row, cedar_err *err) {
+    cedar_store *s = self;
+    return write_kind(s, s->audit[kind], reports_audit_kind(kind), row, err);
 }
 
 static cedar_status on_manifest(void *self, const cedar_manifest_row *row, cedar_err *err) {
@@ -310,25 +308,27 @@ cedar_status reports_store_end(cedar_store *s, const reports_end_row *row, cedar
 
 /* --- opening ------------------------------------------------------------------------------------------------------ */
 
-static cedar_status prepare_one(cedar_store *s, statement which, cedar_err *err) {
-    const column *c = statements[which].columns;
+/* INSERT, or UPDATE of the row that the last `keys` columns name. The manifest has one row, number 1. */
+static cedar_status prepare_kind(cedar_store *s, const reports_row_kind *k, sqlite3_stmt **out, cedar_err *err) {
+    const column *c = k->columns;
     sqlite3_str *sql = sqlite3_str_new(s->db);
-    int last = statements[which].count - 1;
-    if (which == ST_RUN_END) {
-        sqlite3_str_appendf(sql, "UPDATE runs SET ");
-        for (int i = 0; i < last; i++) sqlite3_str_appendf(sql, "%s\"%w\" = ?", i ? ", " : "", c[i].name);
-        sqlite3_str_appendf(sql, " WHERE \"%w\" = ?", c[last].name);
+    if (k->keys) {
+        sqlite3_str_appendf(sql, "UPDATE \"%w\" SET ", k->table);
+        for (int i = 0; i < k->count - k->keys; i++)
+            sqlite3_str_appendf(sql, "%s\"%w\" = ?", i ? ", " : "", c[i].name);
+        for (int i = k->count - k->keys; i < k->count; i++)
+            sqlite3_str_appendf(sql, "%s\"%w\" = ?", i > k->count - k->keys ? " AND " : " WHERE ", c[i].name);
     } else {
-        const char *id = which == ST_MANIFEST ? "id, " : "", *one = which == ST_MANIFEST ? "1, " : "";
-        sqlite3_str_appendf(sql, "INSERT INTO \"%w\" (%s", statements[which].table, id);
-        for (int i = 0; i <= last; i++) sqlite3_str_appendf(sql, "%s\"%w\"", i ? ", " : "", c[i].name);
-        sqlite3_str_appendf(sql, ") VALUES (%s", one);
-        for (int i = 0; i <= last; i++) sqlite3_str_appendf(sql, "%s?", i ? ", " : "");
+        bool manifest = k == &statements[ST_MANIFEST];
+        sqlite3_str_appendf(sql, "INSERT INTO \"%w\" (%s", k->table, manifest ? "id, " : "");
+        for (int i = 0; i < k->count; i++) sqlite3_str_appendf(sql, "%s\"%w\"", i ? ", " : "", c[i].name);
+        sqlite3_str_appendf(sql, ") VALUES (%s", manifest ? "1, " : "");
+        for (int i = 0; i < k->count; i++) sqlite3_str_appendf(sql, "%s?", i ? ", " : "");
         sqlite3_str_appendf(sql, ")");
     }
     char *text = sqlite3_str_finish(sql);
     if (!text) return cedar_fail(err, CEDAR_E_OOM, "%s: out of memory for its statements", s->path);
-    cedar_status st = reports_prepare(s->db, s->path, text, &s->insert[which], err);
+    cedar_status st = reports_prepare(s->db, s->path, text, out, err);
     sqlite3_free(text);
     return st;
 }
@@ -372,7 +372,9 @@ static cedar_status make_schema(cedar_store *s, cedar_err *err) {
     if (!st) st = run_sql(s, "PRAGMA synchronous = NORMAL", "setting it up", err);
     if (!st) st = reports_prepare(s->db, s->path, "BEGIN", &s->begin, err);
     if (!st) st = reports_prepare(s->db, s->path, "COMMIT", &s->commit, err);
-    for (int i = 0; i < ST_COUNT && !st; i++) st = prepare_one(s, (statement)i, err);
+    for (int i = 0; i < ST_COUNT && !st; i++) st = prepare_kind(s, &statements[i], &s->insert[i], err);
+    for (int i = 0; i < CEDAR_AUDIT_KIND_COUNT && !st; i++)
+        st = prepare_kind(s, reports_audit_kind((cedar_audit_kind)i), &s->audit[i], err);
     return st;
 }
 
@@ -425,6 +427,7 @@ static cedar_status claim_file(const char *path, cedar_err *err) {
 
 static void free_store(cedar_store *s) {
     for (int i = 0; i < ST_COUNT; i++) sqlite3_finalize(s->insert[i]);
+    for (int i = 0; i < CEDAR_AUDIT_KIND_COUNT; i++) sqlite3_finalize(s->audit[i]);
     sqlite3_finalize(s->begin);
     sqlite3_finalize(s->commit);
     sqlite3_close(s->db);
@@ -441,6 +444,7 @@ cedar_status cedar_store_create(const char *path, bool replace, cedar_store **ou
     }
     s->observer = (cedar_observer){ s, on_manifest, on_run_begin, on_session, on_request, on_step, on_quality,
                                     on_run_end, on_expect };
+    s->audit_observer = (cedar_audit_observer){ s, on_audit };
     bool claimed = false;
     cedar_status st = clear_way(path, replace, err);
     if (!st) st = claim_file(path, err);
@@ -463,6 +467,7 @@ cedar_status cedar_store_create(const char *path, bool replace, cedar_store **ou
 }
 
 const cedar_observer *cedar_store_observer(cedar_store *s) { return &s->observer; }
+const cedar_audit_observer *cedar_store_audit_observer(cedar_store *s) { return &s->audit_observer; }
 
 cedar_status cedar_store_close(cedar_store *s, bool finished, cedar_err *err) {
     if (!s) return CEDAR_OK;
@@ -475,6 +480,7 @@ cedar_status cedar_store_close(cedar_store *s, bool finished, cedar_err *err) {
     if (!st) st = commit_if_open(s, err);
     /* Leaving WAL checkpoints; prepared statements would keep the file busy. */
     for (int i = 0; i < ST_COUNT; i++) sqlite3_reset(s->insert[i]);
+    for (int i = 0; i < CEDAR_AUDIT_KIND_COUNT; i++) sqlite3_reset(s->audit[i]);
     if (!st) {
         st = set_journal(s->db, s->path, "delete", err);
         if (st == CEDAR_E_BUSY)

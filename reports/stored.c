@@ -100,6 +100,25 @@ static cedar_status load_runs(sqlite3 *db, const char *path, cedar_stored *s, ce
     return st;
 }
 
+static cedar_status load_audits(sqlite3 *db, const char *path, cedar_stored *s, cedar_err *err) {
+    sqlite3_stmt *q;
+    bool row;
+    cedar_status st = reports_prepare(db, path, "SELECT label, status, COALESCE(result_hash, ''), COUNT(*) OVER () "
+                                      "FROM audits ORDER BY audit_id", &q, err);
+    while (!st && !(st = reports_next(db, path, q, &row, err)) && row) {
+        if (!s->audits && !(s->audits = cedar_calloc((size_t)sqlite3_column_int64(q, 3), sizeof *s->audits))) {
+            st = cedar_fail(err, CEDAR_E_OOM, "%s: out of memory for its audits", path);
+            break;
+        }
+        cedar_stored_audit *a = &s->audits[s->audit_count++];
+        snprintf(a->label, sizeof a->label, "%s", reports_column_text(q, 0));
+        snprintf(a->status, sizeof a->status, "%s", reports_column_text(q, 1));
+        a->result_hash = strtoull(reports_column_text(q, 2), NULL, 16);
+    }
+    sqlite3_finalize(q);
+    return st;
+}
+
 cedar_status cedar_stored_load(const char *path, cedar_stored **out, cedar_err *err) {
     sqlite3 *db;
     *out = NULL;
@@ -109,6 +128,7 @@ cedar_status cedar_stored_load(const char *path, cedar_stored **out, cedar_err *
     if (!s) st = cedar_fail(err, CEDAR_E_OOM, "%s: out of memory while reading it", path);
     if (!st) st = load_manifest(db, path, s, err);
     if (!st) st = load_runs(db, path, s, err);
+    if (!st) st = load_audits(db, path, s, err);
     sqlite3_close(db);
     if (st) cedar_stored_free(s);
     else *out = s;
@@ -123,6 +143,7 @@ void cedar_stored_free(cedar_stored *s) {
         cedar_free(s->runs[i].recorded.step_ns);
     }
     cedar_free(s->runs);
+    cedar_free(s->audits);
     cedar_free(s->scenario_path);
     cedar_free(s->scenario_text);
     cedar_free(s->overrides);

@@ -339,10 +339,14 @@ static const reports_table tables[] = {
 };
 
 const reports_table *reports_table_get(const char *id) {
-    size_t n = sizeof tables / sizeof *tables, i = 0;
-    while (i < n && strcmp(tables[i].id, id)) i++;
+    size_t n = sizeof tables / sizeof *tables;
+    for (size_t i = 0; i < n; i++)
+        if (strcmp(tables[i].id, id) == 0) return &tables[i];
+    const reports_table *audits = reports_audit_tables(&n);
+    size_t i = 0;
+    while (i < n && strcmp(audits[i].id, id)) i++;
     CEDAR_ASSERT(i < n);
-    return &tables[i];
+    return &audits[i];
 }
 
 int reports_table_width(const reports_table *t) {

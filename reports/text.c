@@ -323,6 +323,14 @@ static cedar_status put_attention(const text_report *r, cedar_err *err) {
         "  label, ttft_p90_s) FROM v_validity WHERE ttft_guidance = 'too slow' "
         "UNION ALL SELECT 7, run_id, printf('run %d %s: not a valid AgentX submission: %s', run_id, label, "
         "  invalid_why) FROM runs WHERE rules LIKE 'agentx%' AND invalid <> '' "
+        "UNION ALL SELECT 8, audit_id, printf('audit %d %s: %s%s%s', audit_id, label, status, "
+        "  CASE WHEN error <> '' THEN ': ' ELSE '' END, error) FROM audits WHERE status <> 'finished' "
+        "UNION ALL SELECT 9, audit_id, printf('audit %d: control %s \"%s\" must be 0, its mean KL is %.3g', audit_id, "
+        "  control, label, kl_mean) FROM v_audit WHERE control IN ('C0', 'C1', 'C2') AND kl_mean <> 0 "
+        "UNION ALL SELECT 9, audit_id, printf('audit %d ran none of the controls C0 to C2', audit_id) FROM audits "
+        "  WHERE audit_id NOT IN (SELECT audit_id FROM audit_arms WHERE control IN ('C0', 'C1', 'C2')) "
+        "UNION ALL SELECT 10, audit_id, printf('audit %d: \"%s\" overwrote %d cached global rows', audit_id, label, "
+        "  adopted_changed) FROM audit_arms WHERE adopted_changed > 0 AND fault <> 'floor' "
         "UNION ALL SELECT 6, expect_id, printf('expectation fails: %s %s', what, detail) FROM expectations WHERE NOT "
         "ok "
         "ORDER BY 1, 2";
@@ -340,6 +348,16 @@ static cedar_status put_attention(const text_report *r, cedar_err *err) {
     return st;
 }
 
+/* What audits found; nothing when there are none. */
+static cedar_status put_audits(const text_report *r, cedar_err *err) {
+    static const char *const upright[] = { "audit_length", "audit_turn", "audit_needles", "audit_greedy" };
+    cedar_status st = put_table(r, "audit", true, true, err);
+    if (!st) st = put_table(r, "audit_setup", true, false, err);
+    for (size_t i = 0; i < sizeof upright / sizeof *upright && !st; i++)
+        st = put_table(r, upright[i], false, true, err);
+    return st ? st : put_table(r, "audit_cost", true, true, err);
+}
+
 cedar_status cedar_report_text(const char *path, FILE *to, int width, bool color, cedar_err *err) {
     text_report r = { .path = path, .to = to, .width = width < WIDTH_MIN ? WIDTH_MIN : width, .color = color };
     cedar_status st = reports_open_evaluated(path, &r.db, err);
@@ -349,6 +367,7 @@ cedar_status cedar_report_text(const char *path, FILE *to, int width, bool color
     if (!st) st = put_table(&r, "engines", false, true, err);
     if (!st) st = put_manifest(&r, err);
     if (!st) st = put_table(&r, "offset", false, true, err);
+    if (!st) st = put_audits(&r, err);
     if (!st) st = put_table(&r, "expectations", false, false, err);
     if (!st) st = put_attention(&r, err);
     sqlite3_close(r.db);

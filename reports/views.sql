@@ -331,3 +331,152 @@ FROM runs u LEFT JOIN v_floor g USING (run_id) JOIN v_population p USING (run_id
      JOIN v_throughput h USING (run_id)
      JOIN v_cache c USING (run_id) JOIN v_memory m USING (run_id) JOIN v_quality q USING (run_id)
 ORDER BY u.run_id;
+
+-- --- audits ---------------------------------------------------------------------------------------------------------
+
+CREATE VIEW v_audit AS                      -- per arm: all scored positions
+WITH stats AS MATERIALIZED (
+    SELECT audit_id, arm_id, COUNT(*) AS n, COUNT(DISTINCT doc) AS docs, AVG(kl_pq) AS kl_mean, MAX(kl_pq) AS kl_max,
+           SUM(kl_pq = 0) AS kl_zero_n, AVG(kl_qp) AS kl_qp_mean, AVG(js) AS js_mean, MAX(ratio_max) AS ratio_max,
+           AVG(top5_jaccard) AS top5_jaccard, AVG(top1_same) AS top1_rate,
+           COUNT(*) FILTER (WHERE margin_p > 0.1) AS decisive_n,
+           AVG(top1_same) FILTER (WHERE margin_p > 0.1) AS decisive_rate,
+           AVG(logp_q - logp_p) AS dlogp_mean, AVG(ABS(logp_q - logp_p) > 0.1) AS dlogp_over_01,
+           AVG(ABS(logp_q - logp_p) > 1) AS dlogp_over_1, EXP(-AVG(logp_p)) AS ppl_p, EXP(-AVG(logp_q)) AS ppl_q
+    FROM audit_positions GROUP BY audit_id, arm_id),
+ranked AS (
+    SELECT audit_id, arm_id, kl_pq, ROW_NUMBER() OVER (PARTITION BY audit_id, arm_id ORDER BY kl_pq) - 1 AS i
+    FROM audit_positions),
+percentiles AS (
+    SELECT r.audit_id, r.arm_id,
+           SUM(kl_pq * MAX(0, 1000 - ABS(1000 * i - 500 * (n - 1)))) / 1000.0 AS kl_p50,
+           SUM(kl_pq * MAX(0, 1000 - ABS(1000 * i - 900 * (n - 1)))) / 1000.0 AS kl_p90,
+           SUM(kl_pq * MAX(0, 1000 - ABS(1000 * i - 990 * (n - 1)))) / 1000.0 AS kl_p99,
+           SUM(kl_pq * MAX(0, 1000 - ABS(1000 * i - 999 * (n - 1)))) / 1000.0 AS kl_p999
+    FROM ranked r JOIN stats USING (audit_id, arm_id) GROUP BY r.audit_id, r.arm_id)
+SELECT a.audit_id, a.arm_id, a.label, a.control, a.what, a.encoder, a.decoder, a.fault, a.rows, a.keep,
+       COALESCE(s.n, 0) AS kept_positions, a.positions, COALESCE(t.docs, s.docs) AS docs,
+       COALESCE(s.kl_mean, t.value) AS kl_mean, t.lo AS kl_lo, t.hi AS kl_hi,
+       p.kl_p50, p.kl_p90, p.kl_p99, p.kl_p999, s.kl_max, s.kl_zero_n, s.kl_qp_mean, s.js_mean, s.ratio_max,
+       s.top1_rate, s.top5_jaccard, s.decisive_n, s.decisive_rate,
+       COALESCE(s.dlogp_mean, d.value) AS dlogp_mean, d.lo AS dlogp_lo, d.hi AS dlogp_hi,
+       100 * s.dlogp_mean AS dlogp_per_100, s.dlogp_over_01, s.dlogp_over_1, s.ppl_p, s.ppl_q,
+       s.ppl_q - s.ppl_p AS ppl_delta, t.verdict, t.p_equivalent
+FROM audit_arms a LEFT JOIN stats s USING (audit_id, arm_id) LEFT JOIN percentiles p USING (audit_id, arm_id)
+     LEFT JOIN audit_stats t ON t.audit_id = a.audit_id AND t.arm_id = a.arm_id AND t.metric = 'kl' AND t.bin = -1
+     LEFT JOIN audit_stats d ON d.audit_id = a.audit_id AND d.arm_id = a.arm_id AND d.metric = 'dlogp' AND d.bin = -1
+ORDER BY a.audit_id, a.arm_id;
+
+CREATE VIEW v_audit_excess AS               -- per arm: KL beyond the noise floor, position by position
+WITH noise AS (                             -- the first C1 arm of the audit: exact, in another shape
+    SELECT audit_id, MIN(arm_id) AS arm_id FROM audit_arms WHERE control = 'C1' GROUP BY audit_id)
+SELECT q.audit_id, q.arm_id, n.arm_id AS noise_arm, COUNT(*) AS positions, AVG(x.kl_pq) AS noise_kl,
+       AVG(q.kl_pq - x.kl_pq) AS excess_kl
+FROM audit_positions q JOIN noise n USING (audit_id)
+     JOIN audit_positions x ON x.audit_id = q.audit_id AND x.arm_id = n.arm_id AND x.doc = q.doc AND x.turn = q.turn
+     AND x.pos = q.pos
+GROUP BY q.audit_id, q.arm_id ORDER BY q.audit_id, q.arm_id;
+
+CREATE VIEW v_audit_offset AS               -- per arm and offset bin
+WITH ranked AS (
+    SELECT q.audit_id, q.arm_id, b.bin, b.label AS bin_label, doc, kl_pq, logp_q - logp_p AS dlogp,
+           margin_p > 0.1 AS decisive, top1_same,
+           ROW_NUMBER() OVER (PARTITION BY q.audit_id, q.arm_id, b.bin ORDER BY kl_pq, doc, turn, pos) - 1 AS i,
+           COUNT(*) OVER (PARTITION BY q.audit_id, q.arm_id, b.bin) AS n
+    FROM audit_positions q JOIN offset_bins b ON q."offset" BETWEEN b.lo AND b.hi)
+SELECT audit_id, arm_id, bin, bin_label, n AS positions, COUNT(DISTINCT doc) AS docs, AVG(kl_pq) AS kl_mean,
+       SUM(kl_pq * MAX(0, 1000 - ABS(1000 * i - 500 * (n - 1)))) / 1000.0 AS kl_p50,
+       SUM(kl_pq * MAX(0, 1000 - ABS(1000 * i - 990 * (n - 1)))) / 1000.0 AS kl_p99,
+       MAX(kl_pq) AS kl_max, AVG(top1_same) AS top1_rate,
+       AVG(top1_same) FILTER (WHERE decisive) AS decisive_rate, AVG(dlogp) AS dlogp_mean
+FROM ranked GROUP BY audit_id, arm_id, bin ORDER BY audit_id, arm_id, bin;
+
+CREATE VIEW v_audit_profile AS              -- per arm and offset: the mean error at every single offset
+SELECT audit_id, arm_id, "offset", COUNT(*) AS positions, AVG(kl_pq) AS kl_mean, MAX(kl_pq) AS kl_max,
+       AVG(top1_same) AS top1_rate
+FROM audit_positions GROUP BY audit_id, arm_id, "offset" ORDER BY audit_id, arm_id, "offset";
+
+CREATE VIEW v_audit_turn AS                 -- per arm and turn: does the error build up?
+SELECT audit_id, arm_id, turn, COUNT(*) AS positions, COUNT(DISTINCT doc) AS docs, AVG(kl_pq) AS kl_mean,
+       MAX(kl_pq) AS kl_max, AVG(top1_same) AS top1_rate, AVG(logp_q - logp_p) AS dlogp_mean
+FROM audit_positions GROUP BY audit_id, arm_id, turn ORDER BY audit_id, arm_id, turn;
+
+CREATE VIEW v_audit_depth AS                -- per arm and number of replays behind the adopted rows
+SELECT q.audit_id, q.arm_id, t.provenance_depth, COUNT(*) AS positions, COUNT(DISTINCT q.doc) AS docs,
+       AVG(q.kl_pq) AS kl_mean, MAX(q.kl_pq) AS kl_max, AVG(q.top1_same) AS top1_rate
+FROM audit_positions q JOIN audit_turns t USING (audit_id, arm_id, doc, turn)
+GROUP BY q.audit_id, q.arm_id, t.provenance_depth ORDER BY q.audit_id, q.arm_id, t.provenance_depth;
+
+CREATE VIEW v_audit_suffix AS               -- per arm and length of the new prompt part behind the hit
+SELECT q.audit_id, q.arm_id, t.prompt_end - t.hit AS suffix, COUNT(*) AS positions, COUNT(DISTINCT q.doc) AS docs,
+       AVG(q.kl_pq) AS kl_mean, MAX(q.kl_pq) AS kl_max, AVG(q.top1_same) AS top1_rate
+FROM audit_positions q JOIN audit_turns t USING (audit_id, arm_id, doc, turn)
+GROUP BY q.audit_id, q.arm_id, suffix ORDER BY q.audit_id, q.arm_id, suffix;
+
+CREATE VIEW v_audit_length AS               -- error against the replay length R of encoder arms without a fault
+SELECT a.audit_id, a.arm_id, a.label, a.rows, u.window, u.halo_encoder, t.value AS kl_mean, t.lo, t.hi, t.docs,
+       t.positions
+FROM audit_arms a JOIN audits u USING (audit_id)
+     JOIN audit_stats t ON t.audit_id = a.audit_id AND t.arm_id = a.arm_id AND t.metric = 'kl' AND t.bin = -1
+WHERE a.encoder AND NOT a.decoder AND a.fault = '' ORDER BY a.audit_id, a.rows, a.arm_id;
+
+CREATE VIEW v_audit_globals AS              -- per arm, source layer and offset bin: contamination of new global rows
+SELECT g.audit_id, g.arm_id, g.layer, b.bin, b.label AS bin_label, COUNT(*) AS rows_new,
+       SUM(g.kv_differ > 0 OR g.index_differ > 0) AS rows_differ, AVG(g.kv_differ) AS kv_differ,
+       AVG(g.index_differ) AS index_differ, AVG(g.latent_rel) AS latent_rel
+FROM audit_globals g JOIN offset_bins b ON g."offset" BETWEEN b.lo AND b.hi
+GROUP BY g.audit_id, g.arm_id, g.layer, b.bin ORDER BY g.audit_id, g.arm_id, g.layer, b.bin;
+
+CREATE VIEW v_audit_map AS                  -- per arm and source layer: share of differing bytes along the document
+WITH span AS (                              -- 60 equal stretches of the longest document
+    SELECT audit_id, MAX(pos) + 1 AS tokens FROM audit_globals GROUP BY audit_id)
+SELECT g.audit_id, g.arm_id, g.layer, g.pos * 60 / s.tokens AS stretch, MIN(g.pos) AS pos_lo, MAX(g.pos) AS pos_hi,
+       COUNT(*) AS rows_new, AVG(g.kv_differ) AS kv_differ
+FROM audit_globals g JOIN span s USING (audit_id)
+GROUP BY g.audit_id, g.arm_id, g.layer, stretch ORDER BY g.audit_id, g.arm_id, g.layer, stretch;
+
+CREATE VIEW v_audit_layers AS               -- per arm, layer and offset bin
+SELECT l.audit_id, l.arm_id, l.layer, b.bin, b.label AS bin_label, COUNT(*) AS positions,
+       AVG(stream_rel) AS stream_rel, MAX(stream_rel) AS stream_rel_max, AVG(vector_rel) AS vector_rel,
+       AVG(cosine) AS cosine, AVG(window_differ) AS window_differ, AVG(topk_jaccard) AS topk_jaccard,
+       AVG(router_flip) AS router_flips, SUM(engram_differs) AS engram_differs
+FROM audit_layers l JOIN offset_bins b ON l."offset" BETWEEN b.lo AND b.hi
+GROUP BY l.audit_id, l.arm_id, l.layer, b.bin ORDER BY l.audit_id, l.arm_id, l.layer, b.bin;
+
+CREATE VIEW v_audit_greedy AS               -- per arm: how long greedy decode stays with the exact arm
+SELECT g.audit_id, g.arm_id, COUNT(*) AS continuations, MAX(g.tokens) AS tokens, SUM(g.diverged_at < 0) AS censored,
+       SUM(g.tie) AS ties, MIN(g.diverged_at) FILTER (WHERE g.diverged_at >= 0) AS first_at,
+       a.greedy_mean AS agree_mean, AVG(g.margin_p) AS margin_mean
+FROM audit_greedy g JOIN audit_arms a USING (audit_id, arm_id)
+GROUP BY g.audit_id, g.arm_id ORDER BY g.audit_id, g.arm_id;
+
+CREATE VIEW v_audit_drafts AS               -- per arm and window of generated tokens: DSpark acceptance
+SELECT d.audit_id, d.arm_id,
+       CASE WHEN d.generated < u.window THEN 0 WHEN d.generated < u.halo_decoder THEN 1 ELSE 2 END AS part,
+       MIN(d.generated) AS generated_lo, MAX(d.generated) AS generated_hi, COUNT(*) AS cycles,
+       SUM(d.drafted) AS drafted, SUM(d.accepted) AS accepted,
+       1 + CAST(SUM(d.accepted) AS REAL) / COUNT(*) AS tokens_per_cycle,
+       CAST(SUM(d.accepted) AS REAL) / SUM(d.drafted) AS acceptance
+FROM audit_drafts d JOIN audits u USING (audit_id)
+GROUP BY d.audit_id, d.arm_id, part ORDER BY d.audit_id, d.arm_id, part;
+
+CREATE VIEW v_audit_needles AS              -- per arm and place of the needle
+SELECT audit_id, arm_id, place, COUNT(*) AS needles, COUNT(DISTINCT doc) AS docs,
+       AVG((logp_q - logp_p) / tokens) AS dlogp_token, SUM(exact_p) AS exact_p, SUM(exact_q) AS exact_q,
+       SUM(exact_p AND NOT exact_q) AS lost, SUM(exact_q AND NOT exact_p) AS won
+FROM audit_needles GROUP BY audit_id, arm_id, place
+ORDER BY audit_id, arm_id, place = 'far', place = 'near', place = 'window', place = 'replayed';
+
+CREATE VIEW v_audit_cost AS                 -- per arm: what it feeds and stores, next to its error
+SELECT a.audit_id, a.arm_id, a.label, a.control, a.prompt_rows, a.prompt_kept, a.replayed,
+       -- prompt rows times layers that ran on them, all layers of every prompt row of an arm without hits = 1
+       (a.prompt_rows * (u.cut + 1.0) + a.prompt_kept * (u.layers - u.cut - 1.0)) / NULLIF(c.cold_rows * u.layers, 0)
+           AS prompt_work,
+       c.cold_rows, a.window_bytes, c.kv_bytes, a.prompt_ns / 1e9 AS prompt_s, a.forward_ns / 1e9 AS forward_s,
+       a.adopted_changed, a.global_rows, a.global_differ, t.value AS kl_mean
+FROM audit_arms a JOIN audits u USING (audit_id)
+     JOIN (SELECT audit_id, arm_id, SUM(prompt_end) AS cold_rows, SUM(hit) AS hit_rows,
+                  MAX("end") AS longest, SUM("end" - hit) * u2.kv_token_bytes_x1000 / 1000 AS kv_bytes
+           FROM audit_turns JOIN audits u2 USING (audit_id) GROUP BY audit_id, arm_id) c USING (audit_id, arm_id)
+     LEFT JOIN audit_stats t ON t.audit_id = a.audit_id AND t.arm_id = a.arm_id AND t.metric = 'kl' AND t.bin = -1
+ORDER BY a.audit_id, a.arm_id;

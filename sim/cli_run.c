@@ -16,6 +16,7 @@
 #include "lua/hardware.h"
 #include "lua/script.h"
 #include "reports/reports.h"
+#include "sim/audit_host.h"
 #include "sim/cli_int.h"
 
 enum { SCENARIO_BYTES_MAX = 16 << 20 };
@@ -34,7 +35,7 @@ typedef struct execution {
                                  * one it was to replace as it is */
     cedar_observer observer;    /* first_run until there is a store, then the store's */
     cedar_run_cache *cache;
-    int64_t runs, last_bar_ns;
+    int64_t runs, audits, last_bar_ns;
 } execution;
 
 /* --- the manifest ------------------------------------------------------------------------------------------------- */
@@ -179,6 +180,32 @@ static cedar_status host_run(void *self, const cedar_run_opts *opts, cedar_run_r
     return st;
 }
 
+static cedar_status first_audit_row(void *self, cedar_audit_kind kind, const void *row, cedar_err *err) {
+    execution *x = self;
+    cedar_status st = need_store(x, err);
+    const cedar_audit_observer *store = st ? NULL : cedar_store_audit_observer(x->store);
+    return st ? st : store->row(store->self, kind, row, err);
+}
+
+static void show_audit_progress(void *self, const char *label, uint64_t done, uint64_t total, int64_t elapsed_ns) {
+    const cedar_progress p = { .label = *label ? label : "audit", .done = done, .total = total, .steps = done,
+                               .elapsed_wall_ns = elapsed_ns };
+    show_progress(self, &p);
+}
+
+static cedar_status host_audit(void *self, const cedar_audit_opts *opts, cedar_audit_result *out, cedar_err *err) {
+    execution *x = self;
+    cedar_status st = x->store ? CEDAR_OK : check_place(x->db, err);
+    if (st) return st;
+    const cedar_audit_observer rows = { x, first_audit_row };
+    const cedar_audit_setting setting = { .observer = &rows, .data_dir = x->data_dir, .progress = show_audit_progress,
+                                          .self = x, .stop = cedar_cli_stop(), .cache = x->cache };
+    x->last_bar_ns = 0;
+    st = cedar_audit_play(opts, ++x->audits, &setting, out, err);
+    clear_bar(x);
+    return st;
+}
+
 static cedar_status host_expect(void *self, const char *what, bool ok, const char *detail, cedar_err *err) {
     execution *x = self;
     cedar_status st = need_store(x, err);
@@ -230,7 +257,7 @@ static int end_run(execution *x, cedar_status st, cedar_err *err) {
     }
     st = cedar_store_close(x->store, finished, &why);
     if (st) return cedar_cli_fail(&why);
-    if (!x->quiet && x->runs) {
+    if (!x->quiet && (x->runs || x->audits)) {
         st = cedar_report_text(x->db, stdout, cedar_cli_width(stdout), cedar_cli_color(stdout), &why);
         if (st) return cedar_cli_fail(&why);
     }
@@ -248,7 +275,8 @@ static int execute(execution *x) {
     if (!st) st = cedar_run_cache_new(&x->cache, &err);
     if (st) return cedar_cli_fail(&err);
     x->observer = (cedar_observer){ .self = x, .run_begin = first_run };
-    cedar_script_host host = { .self = x, .run = host_run, .expect = host_expect, .print = host_print };
+    cedar_script_host host = { .self = x, .run = host_run, .audit = host_audit, .expect = host_expect,
+                               .print = host_print };
     cedar_script_opts o = { .name = x->path, .text = x->text, .bytes = x->bytes, .overrides = x->overrides,
                             .override_count = x->override_count, .seed = scenario_seed(x->overrides, x->override_count),
                             .stop = cedar_cli_stop() };
@@ -295,7 +323,7 @@ typedef struct replay {
     cedar_stored *stored;
     char data_dir[1024];
     cedar_run_cache *cache;
-    uint32_t runs, different;
+    uint32_t runs, audits, different;
     uint32_t skipped;           /* never ended, so there is no hash to compare with */
     uint64_t steps;             /* of the run that plays */
     uint64_t stop_after;        /* an interrupted run ends behind this step */
@@ -395,6 +423,41 @@ static cedar_status replay_run(void *self, const cedar_run_opts *opts, cedar_run
     return cedar_fail(err, CEDAR_E_INTERRUPT, "the recorded run was interrupted here");   /* as the scenario saw it */
 }
 
+static cedar_status ignore_audit_row(void *self, cedar_audit_kind kind, const void *row, cedar_err *err) {
+    (void)self;
+    (void)kind;
+    (void)row;
+    (void)err;
+    return CEDAR_OK;
+}
+
+/* An audit needs no recording: it is played again, and its result must have the same hash. */
+static cedar_status replay_audit(void *self, const cedar_audit_opts *opts, cedar_audit_result *out, cedar_err *err) {
+    replay *x = self;
+    const cedar_audit_observer nobody = { x, ignore_audit_row };
+    const cedar_audit_setting setting = { .observer = &nobody, .data_dir = x->data_dir, .self = x,
+                                          .stop = cedar_cli_stop(), .cache = x->cache };
+    if (x->audits == x->stored->audit_count && !x->stored->finished)
+        return cedar_fail(err, CEDAR_E_INTERRUPT, "the recording ends here");
+    const cedar_stored_audit *old = x->audits < x->stored->audit_count ? &x->stored->audits[x->audits] : NULL;
+    x->audits++;
+    if (!old) return cedar_fail(err, CEDAR_E_DIVERGED, "the scenario plays more audits than the %u of the database",
+                                x->stored->audit_count);
+    if (strcmp(old->status, "finished")) {
+        x->skipped++;
+        printf("%4u  %-24.24s  not compared: its status is \"%s\"\n", x->audits, old->label, old->status);
+        return cedar_fail(err, CEDAR_E_INTERRUPT, "the recorded audit did not end");
+    }
+    cedar_status st = cedar_audit_play(opts, x->audits, &setting, out, err);
+    if (st) return st;
+    bool same = out->result_hash == old->result_hash;
+    x->different += !same;
+    printf("%4u  audit %-18.18s  %016" PRIx64 "  %016" PRIx64 "  %8" PRIu64 "  %s\n", x->audits, old->label,
+           old->result_hash, out->result_hash, out->positions, same ? "same" : "DIFFERENT");
+    fflush(stdout);
+    return CEDAR_OK;
+}
+
 static cedar_status replay_expect(void *self, const char *what, bool ok, const char *detail, cedar_err *err) {
     (void)self;
     (void)what;
@@ -421,11 +484,14 @@ static cedar_status parse_overrides(const char *text, json_t **doc, const char *
 static int verdict(const replay *x, cedar_status st, cedar_err *err) {
     bool ended = !st || st == CEDAR_E_EXPECT || (st == CEDAR_E_INTERRUPT && !*cedar_cli_stop());
     if (*cedar_cli_stop() || (!ended && st != CEDAR_E_DIVERGED && !x->different)) return cedar_cli_fail(err);
-    uint32_t missing = x->runs < x->stored->run_count ? x->stored->run_count - x->runs : 0;
+    uint32_t played = x->runs + x->audits, stored = x->stored->run_count + x->stored->audit_count;
+    bool more = x->runs > x->stored->run_count || x->audits > x->stored->audit_count;
+    uint32_t missing = (x->runs < x->stored->run_count ? x->stored->run_count - x->runs : 0) +
+                       (x->audits < x->stored->audit_count ? x->stored->audit_count - x->audits : 0);
     if (missing) printf("%u run%s of the database did not come up again\n", missing, missing == 1 ? "" : "s");
-    if (x->runs > x->stored->run_count) printf("%s\n", err->msg);
-    if (!x->different && !missing && x->runs == x->stored->run_count) {
-        uint32_t compared = x->runs - x->skipped;
+    if (more) printf("%s\n", err->msg);
+    if (!x->different && !missing && !more) {
+        uint32_t compared = played - x->skipped;
         if (!compared) {
             printf("nothing was compared: no run of the database came to its end\n");
             return CEDAR_EXIT_ENVIRONMENT;
@@ -434,7 +500,7 @@ static int verdict(const replay *x, cedar_status st, cedar_err *err) {
                x->skipped ? "; the last was not compared" : "");
         return CEDAR_EXIT_OK;
     }
-    printf("%u of %u runs differ\n", x->different + missing, x->stored->run_count);
+    printf("%u of %u runs differ\n", x->different + missing, stored);
     return CEDAR_EXIT_DIVERGED;
 }
 
@@ -451,7 +517,8 @@ static int replay_all(replay *x, const char *db) {
         code = cedar_cli_fail(&err);
     } else {
         cedar_script_host host = {
-            .self = x, .run = replay_run, .expect = replay_expect, .print = x->verbose ? host_print : NULL
+            .self = x, .run = replay_run, .audit = replay_audit, .expect = replay_expect,
+            .print = x->verbose ? host_print : NULL
         };
         cedar_script_opts o = { .name = x->stored->scenario_path, .text = x->stored->scenario_text,
                                 .bytes = strlen(x->stored->scenario_text), .overrides = words, .override_count = count,

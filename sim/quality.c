@@ -4,48 +4,12 @@
  * alive. The engine's operators give the same bits however a prompt is cut into steps, so feeding only what is new
  * equals a cold computation of the whole prompt. Where a prompt does not continue what the shadow holds, the shadow
  * goes back a few tokens or starts over. Shadow steps cost no schedule and no meter time. */
-#include <math.h>
 #include <string.h>
 
 #include "base/mem.h"
 #include "sim/sim_int.h"
 
 enum { ROLLBACK_ROWS = 64 };    /* answers often end a few tokens behind what the next prompt keeps of them */
-
-/* --- distributions ------------------------------------------------------------------------------------------------ */
-
-static double log_sum_exp(const float *x, int32_t n, int32_t *top) {
-    int32_t best = 0;
-    for (int32_t i = 1; i < n; i++)
-        if (x[i] > x[best]) best = i;
-    double sum = 0;
-    for (int32_t i = 0; i < n; i++) sum += exp((double)x[i] - (double)x[best]);
-    *top = best;
-    return (double)x[best] + log(sum);
-}
-
-static double not_negative(double x) { return x < 0 ? 0 : x; } /* divergences; rounding can leave -1e-17. NaN stays. */
-
-void cedar_divergence_make(const float *p, const float *q, int32_t vocab, int32_t token, cedar_divergence *out) {
-    int32_t top_p, top_q;
-    double zp = log_sum_exp(p, vocab, &top_p), zq = log_sum_exp(q, vocab, &top_q);
-    double kl_pq = 0, kl_qp = 0, js = 0, ratio = 0, second = -INFINITY;
-    for (int32_t i = 0; i < vocab; i++) {
-        double lp = (double)p[i] - zp, lq = (double)q[i] - zq, d = lp - lq, pp = exp(lp), pq = exp(lq);
-        if (i != top_p && lp > second) second = lp;
-        if (pp > 1e-4 && fabs(d) > ratio) ratio = fabs(d);
-        if (d == 0) continue;                               /* equal terms add nothing, exactly */
-        if (pp > 0) kl_pq += pp * d;
-        if (pq > 0) kl_qp -= pq * d;
-        double high = lp > lq ? lp : lq, mid = high + log1p(exp(-fabs(d))) - M_LN2;   /* log of the mean probability */
-        if (pp > 0) js += 0.5 * pp * (lp - mid);
-        if (pq > 0) js += 0.5 * pq * (lq - mid);
-    }
-    double top = exp((double)p[top_p] - zp);
-    *out = (cedar_divergence){ .kl_pq = not_negative(kl_pq), .kl_qp = not_negative(kl_qp), .js = not_negative(js),
-                               .logp_p = (double)p[token] - zp, .logp_q = (double)q[token] - zq, .top1_prob_p = top,
-                               .margin_p = top - exp(second), .ratio_max = ratio, .top1_same = top_p == top_q };
-}
 
 /* --- the shadow --------------------------------------------------------------------------------------------------- */
 

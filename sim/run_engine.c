@@ -309,7 +309,7 @@ static cedar_status score(run *r, request *q, const cedar_plan_entry *e, const f
     for (uint32_t i = 0; i < e->logits && !st; i++, pos++) {
         cedar_divergence d;
         int32_t token = q->tokens[pos + 1];
-        cedar_divergence_make(exact + (size_t)i * vocab, logits + (size_t)i * vocab, r->config->vocab, token, &d);
+        cedar_divergence_make(exact + (size_t)i * vocab, logits + (size_t)i * vocab, r->config->vocab, token, NULL, &d);
         bool from_hit = r->rules.encoder && q->row.hit_tokens;
         cedar_quality_row row = {
             .run_id = r->run_id, .request_id = q->row.request_id, .pos = pos, .hit_tokens = q->row.hit_tokens,

@@ -106,6 +106,9 @@ cedar_status cedar_run_load_model(cedar_run_cache *c, const cedar_run_opts *o, c
 cedar_status cedar_run_load_corpus(cedar_run_cache *c, const cedar_run_opts *o, const char *data_dir,
                                    cedar_corpus **out, cedar_err *err) CEDAR_USE_RESULT;
 
+/* Ids that no prompt uses: the noise id of the drafter and the id in front of position 0. */
+void cedar_run_special_ids(const cedar_config *c, cedar_prompt_rules *rules);
+
 /* Gives back what a request holds, and the request itself for another one; q may be NULL. */
 void cedar_request_free(cedar_run_state *r, cedar_request *q);
 

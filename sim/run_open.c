@@ -48,8 +48,7 @@ cedar_backend_kind cedar_run_backend(const cedar_run_opts *o) {
     return o->clock == CEDAR_CLOCK_MODELLED && o->backend == CEDAR_BACKEND_AUTO ? CEDAR_BACKEND_NONE : o->backend;
 }
 
-/* Ids that no prompt uses: the noise id of the drafter and the id in front of position 0. */
-static void special_ids(const cedar_config *c, cedar_prompt_rules *rules) {
+void cedar_run_special_ids(const cedar_config *c, cedar_prompt_rules *rules) {
     int32_t a = c->stages ? c->draft_noise : -1, b = c->engram_layer_count ? c->engram_pad : -1;
     if (a > b) {
         int32_t t = a;
@@ -81,7 +80,7 @@ static void make_rules(run *r) {
         .tree_cap_ns = o->tree_idle_cap_ns, .global_cap_ns = o->global_idle_cap_ns };
     r->prompt_rules = (cedar_prompt_rules){ .vocab = r->config->vocab, .length_num = (uint32_t)o->length_num,
                                             .length_den = (uint32_t)o->length_den };
-    special_ids(r->config, &r->prompt_rules);
+    cedar_run_special_ids(r->config, &r->prompt_rules);
     r->context_max = (uint32_t)r->config->positions_max;
     if (o->context_max && o->context_max < r->context_max) r->context_max = (uint32_t)o->context_max;
 }

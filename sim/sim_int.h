@@ -7,6 +7,7 @@
 
 #include <stdio.h>
 
+#include "audit/divergence.h"
 #include "engine/engine.h"
 #include "sim/options_int.h"
 #include "sim/sim.h"
@@ -466,14 +467,6 @@ double cedar_samples_mean(const cedar_samples *s);             /* NaN when empty
 cedar_status cedar_samples_percentile(cedar_samples *s, double p, double *out, cedar_err *err) CEDAR_USE_RESULT;
 
 /* --- quality.c: the exact shadow ---------------------------------------------------------------------------------- */
-
-/* Differences of two next-token distributions. P and Q: logits [vocab]; double precision throughout. */
-typedef struct cedar_divergence {
-    double kl_pq, kl_qp, js, logp_p, logp_q, top1_prob_p, margin_p, ratio_max;
-    bool top1_same;
-} cedar_divergence;
-
-void cedar_divergence_make(const float *p, const float *q, int32_t vocab, int32_t token, cedar_divergence *out);
 
 typedef struct cedar_quality cedar_quality;
 

@@ -229,6 +229,31 @@ replays() {
     exits "replay finds another event hash: 4" 4 'DIFFERENT' "$cedar" replay "$out/tampered.db"
 }
 
+# Audits: stored, reported, the same when played again; documents from the seed and from traces.
+audits() {
+    cat >"$out/audit.lua" <<'LUA'
+local small = { docs = 2, turns = 2, prompts = 40, answer = 8, arms = { "exact", "encoder", "decoder" } }
+local r = audit(small)
+expect { what = "exact is exact", value = r.arms.exact.kl_max, eq = 0 }
+expect { what = "encoder replay is not", value = r.arms.encoder.kl_max > 0, eq = true }
+small.trace, small.length_scale = "traces/kv-cache-tester/trace_0103.json", 1/64
+expect { what = "a trace is audited", value = audit(small).positions, ge = 1 }
+LUA
+    exits "an audit" 0 'wrote' "$cedar" run "$out/audit.lua" -o "$out/audit.db"
+    exits "the same once more" 0 'wrote' "$cedar" run -q "$out/audit.lua" -o "$out/audit2.db"
+    same "two audits store the same" "$(dump "$out/audit2.db" | sha256sum)" \
+        "$(dump "$out/audit.db" | sha256sum)"
+    exits "replay plays audits again" 0 '2 runs, all the same' "$cedar" replay "$out/audit.db"
+    sqlite3 "$out/audit2.db" "UPDATE audits SET result_hash = '0123456789abcdef' WHERE audit_id = 1"
+    exits "and finds another result: 4" 4 'DIFFERENT' "$cedar" replay "$out/audit2.db"
+    exits "their report" 0 'Audit: arms against controls' "$cedar" report "$out/audit.db" --text
+    exits "their page" 0 'wrote' "$cedar" report "$out/audit.db" -o "$out/audit.html"
+    exits "their rows as CSV" 0 '^1,2,encoder,' "$cedar" report "$out/audit.db" --csv v_audit
+    exits "an option of audits on the command line" 0 'wrote' \
+        "$cedar" run -q "$out/audit.lua" -o "$out/audit3.db" docs=1
+    exits "an arm that is not known" 1 'arms are exact' "$cedar" run -r "$out/audit.lua" -o "$out/audit3.db" arms=enc
+}
+
 # A killed run leaves a database that can be read and says that it is not finished.
 kills() {
     local k pid delay
@@ -323,6 +348,7 @@ keeps
 unended
 terminals
 replays
+audits
 kills
 benches
 modelled

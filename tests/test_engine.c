@@ -580,6 +580,54 @@ START_TEST(engram_rows_do_not_depend_on_hits) {
 }
 END_TEST
 
+/* --- deliberate faults -------------------------------------------------------------------------------------------- */
+
+/* Without the clip a replay is as good as the windows below its start: with the right ones it is exact, with zeroed,
+ * coarser or another text's it is not. */
+START_TEST(unclipped_replays_read_what_they_are_given) {
+    enum { HIT = 80, END = 120 };
+    cedar_engine_opts o = rig_opts(ariths[_i % 3]);
+    rig r = rig_open("tests/golden/tiny-s1", &o);
+    cedar_replay_rules exact = rules_exact(&r);
+    float *want = rig_logits(&r), *got = rig_logits(&r);
+    const cedar_hit_plan plan = cedar_plan_hit(&exact, HIT);
+    int32_t cold = rig_seq(&r), other = rig_seq(&r), text[TOKENS_MAX];
+    for (uint32_t i = 0; i < TOKENS_MAX; i++) text[i] = r.token[TOKENS_MAX - 1 - i];
+    cedar_snap *right, *wrong;
+    rig_feed(&r, cold, plan.start, &exact, (feeding){ 0 }, NULL);
+    OK(cedar_snap_save(r.e, cold, &right, err));
+    rig_feed(&r, cold, END, &exact, (feeding){ 0 }, want);
+    rig_feed(&r, other, plan.start, &exact, (feeding){ .tokens = text }, NULL);
+    OK(cedar_snap_save(r.e, other, &wrong, err));
+    for (int fault = 0; fault < 4; fault++) {
+        int32_t seq = rig_seq(&r);
+        uint32_t count;
+        cedar_snap *windows = fault == 1 ? wrong : right;
+        if (fault == 2) cedar_snap_damage_windows(r.e, right, CEDAR_SNAP_COARSE);
+        if (fault == 3) cedar_snap_damage_windows(r.e, right, CEDAR_SNAP_ZERO);
+        OK(cedar_seq_adopt_unclipped(r.e, seq, r.token, cedar_seq_pages(r.e, cold, &count), &plan, windows, err));
+        ck_assert_uint_eq(cedar_seq_pos(r.e, seq), plan.start);
+        rig_feed(&r, seq, END, &exact, (feeding){ 0 }, got);
+        if (fault == 0) same_rows(&r, got, want, HIT, END, "the right windows");
+        else ck_assert_msg(!rows_equal(&r, got, want, HIT), "fault %d changes nothing", fault);
+        cedar_seq_close(r.e, seq);
+    }
+    int32_t seq = rig_seq(&r);
+    uint32_t count;
+    const cedar_hit_plan later = cedar_plan_hit(&exact, HIT + 1);
+    FAILS(cedar_seq_adopt_unclipped(r.e, seq, r.token, cedar_seq_pages(r.e, cold, &count), &later, right, err),
+          CEDAR_E_ARG, "windows stored at 64 cannot serve a hit of 65 tokens");
+    cedar_seq_close(r.e, seq);
+    cedar_snap_free(right);
+    cedar_snap_free(wrong);
+    cedar_seq_close(r.e, cold);
+    cedar_seq_close(r.e, other);
+    free(want);
+    free(got);
+    rig_close(&r);
+}
+END_TEST
+
 /* --- fronts: where replay is exact again -------------------------------------------------------------------------- */
 
 /* Which inputs of which layers cannot be trusted to be exact: x[l][p], the input of layer l at position p, follows the
@@ -1492,6 +1540,7 @@ static Suite *suite(void) {
     tcase_add_loop_test(t, halos_reproduce_exact_results, 0, 6);
     tcase_add_loop_test(t, one_row_less_than_a_halo_is_not_exact, 0, 4);
     tcase_add_test(t, engram_rows_do_not_depend_on_hits);
+    tcase_add_loop_test(t, unclipped_replays_read_what_they_are_given, 0, 3);
     tcase_add_loop_test(t, encoder_fronts_are_where_they_should_be, 0, 3);
     tcase_add_loop_test(t, decoder_fronts_are_where_they_should_be, 0, 9);
     suite_add_tcase(s, t);

@@ -13,7 +13,8 @@
 /* A host that remembers what it was asked. */
 typedef struct fake {
     char runs[64][512];         /* "label|lanes|replay|trace|length_scale" */
-    int run_count, expect_count, expect_failed, admitted;
+    char audits[64][640];       /* "model|first arm|arms|suffix|length_scale|margin_kl|drafts" */
+    int run_count, audit_count, expect_count, expect_failed, admitted;
     uint32_t routed;            /* engines that a router chose, as decimal digits */
     char expect_last[512];
     char out[65536];
@@ -66,6 +67,27 @@ static cedar_status fake_run(void *self, const cedar_run_opts *o, cedar_run_resu
     return CEDAR_OK;
 }
 
+static cedar_status fake_audit(void *self, const cedar_audit_opts *o, cedar_audit_result *out, cedar_err *e) {
+    fake *f = self;
+    char suffix[64] = "";
+    for (uint32_t i = 0; i < o->suffix.count; i++)
+        snprintf(suffix + strlen(suffix), sizeof suffix - strlen(suffix), "%s%u", i ? "," : "", o->suffix.v[i]);
+    snprintf(f->audits[f->audit_count++ % 64], sizeof f->audits[0], "%.200s|%s|%u|%s|%s|%g|%d", o->model, o->arms[0],
+             o->arm_count, suffix, o->length_scale, o->margin_kl, o->drafts);
+    if (f->run_fails) return cedar_fail(e, f->run_fails, "the engine is out of sorts");
+    *out = (cedar_audit_result){ .audit_id = f->audit_count, .result_hash = 0xFEED, .positions = 100,
+                                 .arm_count = o->arm_count, .overhead = 0.05 };
+    snprintf(out->status, sizeof out->status, "finished");
+    for (uint32_t i = 0; i < o->arm_count; i++) {
+        cedar_audit_arm_result *a = &out->arms[i];
+        *a = (cedar_audit_arm_result){ .docs = 4, .positions = 50, .kl_mean = 0.25 / (i + 1), .kl_max = (double)NAN,
+                                       .global_rows = 8 };
+        snprintf(a->label, sizeof a->label, "%s", o->arms[i]);
+        snprintf(a->verdict, sizeof a->verdict, "undecided");
+    }
+    return CEDAR_OK;
+}
+
 static cedar_status fake_expect(void *self, const char *what, bool ok, const char *detail, cedar_err *e) {
     fake *f = self;
     f->expect_count++;
@@ -91,7 +113,8 @@ static void reset(void) {
 static void check_leaks(void) { ck_assert_int_eq(cedar_mem_live(), 0); }
 
 static cedar_status play_bytes(const char *text, size_t bytes) {
-    const cedar_script_host h = { .self = &host, .run = fake_run, .expect = fake_expect, .print = fake_print };
+    const cedar_script_host h = { .self = &host, .run = fake_run, .audit = fake_audit, .expect = fake_expect,
+                                  .print = fake_print };
     script_opts.text = text;
     script_opts.bytes = bytes;
     return cedar_script_run(&script_opts, &h, &err);
@@ -761,6 +784,58 @@ static size_t read_file(const char *path, char *to, size_t room) {
 
 /* Each scenario is in the index and gets to its end against the fake host, also when a key that it varies is
  * overridden. Its expectations need a real engine, so they may fail here. */
+/* --- audits ----------------------------------------------------------------------------------------------------- */
+
+START_TEST(audits_are_played) {
+    play_prints("local r = audit{ model = 'tiny2', arms = { 'encoder', 'decoder keep=halo' }, suffix = { 3, 4 }, "
+                "length_scale = 1/32, margin_kl = 0.5, drafts = true }\n"
+                "print(r.status, r.positions, r.result_hash, r.overhead)\n"
+                "for i, a in ipairs(r.arms) do print(i, a.label, a.kl_mean, a.verdict) end\n"
+                "print(r.arms['decoder keep=halo'].docs, r.arms.both)",
+                "finished\t100\t000000000000feed\t0.05\n1\tencoder\t0.25\tundecided\n"
+                "2\tdecoder keep=halo\t0.125\tundecided\n4\tnil\n");
+    ck_assert_str_eq(host.audits[0], "tiny2|encoder|2|3,4|1/32|0.5|1");
+    play_ok("audit{ suffix = 9, arms = 'both' }");
+    ck_assert_str_eq(host.audits[1], "tiny|both|1|9|1|0.001|0");
+    /* words of the command line: keys of audits, of runs, of both */
+    static const char *const words[] = { "model=mid", "suffix=5,6", "lanes=2" };
+    script_opts.overrides = words;
+    script_opts.override_count = 3;
+    play_ok("audit{ suffix = 9, arms = 'both' }\nrun{ trace = 'a' }");
+    ck_assert_str_eq(host.audits[2], "mid|both|1|5,6|1|0.001|0");
+    ck_assert_str_eq(host.runs[0], "|2|exact|a|1");
+    static const char *const bad[] = { "suffix=x" };
+    script_opts.overrides = bad;
+    script_opts.override_count = 1;
+    ck_assert_int_eq(play("print(1)"), CEDAR_E_ARG);
+    ck_assert_str_eq(err.msg, "override suffix=x: suffix = \"x\": must be a number that is not negative");
+}
+END_TEST
+
+static const struct { const char *text, *message; } audit_mistakes[] = {
+    { "audit()", "t.lua:1: audit needs a table of options, for example audit{ arms = { \"encoder\", \"decoder\" } }; "
+    "it "
+                 "got nothing" },
+    { "audit{ arm = 'encoder' }", "t.lua:1: audit: unknown option \"arm\"; did you mean \"arms\"?" },
+    { "audit{ wibble = 2 }", "t.lua:1: audit: unknown option \"wibble\"; docs/AUDIT.md lists the options" },
+    { "audit{ 'encoder' }", "t.lua:1: audit: options are written key = value; there is a value without a key" },
+    { "audit{ docs = 'many' }", "t.lua:1: audit: docs must be a number, not a string" },
+    { "audit{ docs = 0 }", "t.lua:1: audit: docs = 0: allowed are 1 to 100000" },
+    { "audit{ suffix = { 1, 'a' } }", "t.lua:1: audit: suffix must be a list of whole numbers, not a string" },
+    { "audit{ suffix = { 1.5 } }", "t.lua:1: audit: suffix = \"1.5\": must be a whole number" },
+    { "audit{ arms = { 'a,b' } }", "t.lua:1: audit: arms: \"a,b\" holds a comma" },
+    { "audit{ arms = {} }", "t.lua:1: audit: arms: name at least one arm, for example \"encoder\"" },
+    { "audit{ drafts = 1 }", "t.lua:1: audit: drafts must be true or false, not a number" },
+    { "audit{ pattern = 'wave' }",
+      "t.lua:1: audit: pattern = \"wave\": must be one of random|run|copy|brackets|entity" },
+    { "print(audit{}.arm)", "t.lua:1: unknown field \"arm\" of the result of an audit; did you mean \"arms\"?" },
+    { "print(audit{}.arms.encoder.kl)", "t.lua:1: unknown field \"kl\" of an arm of an audit" } };
+
+START_TEST(mistakes_of_audits) {
+    play_bad(audit_mistakes[_i].text, audit_mistakes[_i].message);
+}
+END_TEST
+
 START_TEST(scenario_files_run) {
     static const char *const words[] = { "replay=both", "lanes=1" };
     static char text[65536], list[65536];
@@ -781,7 +856,7 @@ START_TEST(scenario_files_run) {
             script_opts.override_count = overrides;
             cedar_status st = play_bytes(text, n);
             ck_assert_msg(st == CEDAR_OK || st == CEDAR_E_EXPECT, "%s: %s", path, err.msg);
-            ck_assert_int_ge(host.run_count, 1);
+            ck_assert_int_ge(host.run_count + host.audit_count, 1);
             ck_assert_int_ge(host.expect_count, 1);
         }
     }
@@ -846,6 +921,8 @@ int main(void) {
     tcase_add_test(c, routers_are_asked_and_recorded);
     tcase_add_loop_test(c, mistakes_of_policies, 0, sizeof policy_mistakes / sizeof *policy_mistakes);
     tcase_add_loop_test(c, fatal_errors_cannot_be_caught, 0, 2);
+    tcase_add_test(c, audits_are_played);
+    tcase_add_loop_test(c, mistakes_of_audits, 0, sizeof audit_mistakes / sizeof *audit_mistakes);
     tcase_add_test(c, scenario_files_run);
     tcase_add_test(c, memory_faults);
     suite_add_tcase(suite, c);

@@ -807,6 +807,9 @@ START_TEST(test_csv) {
     ck_assert_int_eq(cedar_report_csv(db_path, "v_sumary; DROP TABLE runs", stdout, &err), CEDAR_E_ARG);
     ck_assert_ptr_nonnull(strstr(err.msg, "v_summary, v_population"));
     ck_assert_ptr_nonnull(strstr(err.msg, "expectations"));
+    ck_assert_int_eq(cedar_report_csv(db_path, "v_audits", stdout, &err), CEDAR_E_ARG);
+    ck_assert_ptr_nonnull(strstr(err.msg, "v_audit, v_audit_excess"));
+    ck_assert_ptr_nonnull(strstr(err.msg, "audit_stats"));
     FILE *full = fopen("/dev/full", "w");
     ck_assert_int_eq(cedar_report_csv(db_path, "runs", full, &err), CEDAR_E_IO);
     fclose(full);
@@ -835,7 +838,7 @@ START_TEST(test_views_listed) {
         ck_assert_msg(strstr(doc, name) != NULL, "%s is not in docs/METRICS.md", name);
         found++;
     }
-    ck_assert_uint_eq(found + 7, count);    /* and the seven tables */
+    ck_assert_uint_eq(found + 18, count);   /* and the tables: seven of runs, eleven of audits */
     free(doc);
     sqlite3_finalize(q);
     sqlite3_close(db);

@@ -2,6 +2,7 @@
 # One-way dependencies between modules, read from the #include lines. Each rule: which files may include what.
 #
 #     base <- engine <- sim <- lua      base <- traces <- sim      sim/observer.h <- reports
+#     engine <- audit <- sim, lua       audit/observer.h <- reports
 #
 # The program (sim/main.c and the verbs, sim/cli*.c) starts all modules: it alone sees lua/ and reports/.
 set -u
@@ -12,12 +13,14 @@ allowed() {     # FILE INCLUDED
     base/*' base/'*) ;;
     engine/*' base/'* | engine/*' engine/'*) ;;
     traces/*' base/'* | traces/*' traces/'*) ;;
+    audit/*' base/'* | audit/*' audit/'* | audit/*' engine/engine.h') ;;
+    sim/*' audit/audit.h' | sim/*' audit/divergence.h' | lua/*' audit/audit.h' | reports/*' audit/observer.h') ;;
     sim/*' base/'* | sim/*' sim/'* | sim/*' engine/engine.h' | sim/*' traces/traces.h') ;;
     sim/main.c' lua/script.h' | sim/main.c' reports/reports.h') ;;
     sim/cli*' lua/script.h' | sim/cli*' lua/hardware.h' | sim/cli*' reports/reports.h') ;;
     lua/*' base/'* | lua/*' lua/'* | lua/*' sim/sim.h' | lua/*' sim/observer.h' | lua/*' sim/cost.h') ;;
     reports/*' base/'* | reports/*' reports/'* | reports/*' sim/observer.h') ;;
-    *' base/'* | *' engine/'* | *' traces/'* | *' sim/'* | *' lua/'* | *' reports/'*) return 1 ;;
+    *' base/'* | *' engine/'* | *' traces/'* | *' sim/'* | *' audit/'* | *' lua/'* | *' reports/'*) return 1 ;;
     # libraries, each in the modules that need it
     base/*' sha2.h') ;;
     base/*' jansson.h' | engine/*' jansson.h' | traces/*' jansson.h' | sim/*' jansson.h') ;;
@@ -38,6 +41,6 @@ while IFS=: read -r file number text; do
     echo "$file:$number: may not include $included"
     fail=1
 done < <(grep -rnE '^[[:space:]]*#[[:space:]]*include' --include='*.[ch]' --include='*.cu' --include='*.cuh' \
-    base engine traces sim lua reports)
+    base engine traces audit sim lua reports)
 [ $fail -eq 0 ] && echo "includes: $count lines"
 exit $fail
