@@ -63,7 +63,7 @@ template <class A> static __global__ void gate_kernel(dev d, dev_weight qw, dev_
     real x = (real)dot * inv_h * inv_k * (real)(1 / sqrt((double)d.hidden)), a = fabs(x);
     real g = real_sqrt(a > (real)1e-6 ? a : (real)1e-6);
     g = sigmoid(signbit(x) ? -g : g);
-    for (int k = threadIdx.x; k < d.hidden; k += blockDim.x) 
+    for (int k = threadIdx.x; k < d.hidden; k += blockDim.x)
         h[k] = (stream)A::rb((real)h[k] + g * value[k]);
 }
 
