@@ -440,8 +440,8 @@ INSERT INTO timing_columns (table_name, column_name) VALUES
     ('requests', 'first_ns'),
     ('requests', 'last_ns'), ('request_ends', 'end_ns'), ('steps', 'start_ns'), ('steps', 'end_ns'),
     ('steps', 'duration_ns'), ('steps', 'plan_ns'), ('audits', 'exact_ns'), ('audits', 'forward_ns'),
-    ('audits', 'score_ns'), ('audits', 'wall_ns'), ('audit_arms', 'prompt_ns'), ('audit_arms', 'forward_ns'), ('audit_turns', 'prompt_ns'),
-    ('audit_turns', 'forward_ns');
+    ('audits', 'score_ns'), ('audits', 'wall_ns'), ('audit_arms', 'prompt_ns'), ('audit_arms', 'forward_ns'),
+    ('audit_turns', 'prompt_ns'), ('audit_turns', 'forward_ns');
 
 -- Bins of quality by offset; lo and hi are inclusive.
 CREATE TABLE offset_bins (
