@@ -75,6 +75,9 @@ int verb_frontier(lua_State *L);
 /* policy.c: makes the function at `index` the run's admission policy, and its name and hash the option `admission`. */
 void policy_set(lua_State *L, const char *verb, cedar_run_opts *o, int index);
 
+/* The same for its router; the options `routing` and `routing_policy`. The value must be a function. */
+void policy_set_router(lua_State *L, const char *verb, cedar_run_opts *o, int index);
+
 /* values.c */
 
 /* Nearest word among the string keys of the table at `index` (and, behind them in order, the table at `index2` unless

@@ -28,9 +28,8 @@ static void check_keys(lua_State *L, const char *verb, cedar_run_opts *o, int ta
             script_fail(L, "%s: options are written key = value; there is a value without a key", verb);
         const char *key = lua_tostring(L, -2);
         if (strcmp(key, "floor") == 0) continue;
-        if (strcmp(key, "routing") == 0)
-            script_fail(L, "%s: routing chooses among engines, and a run has one; a policy can be given as admission",
-                        verb);
+        if (strcmp(key, "routing_policy") == 0)
+            script_fail(L, "%s: routing_policy is made from the function that is given as routing", verb);
         if (!values_find(key) && (!first || strcmp(key, first) < 0)) first = key;
     }
     if (first) values_set(L, verb, o, first, ""); /* raises: unknown option */
@@ -71,6 +70,8 @@ static void set_from_table(lua_State *L, const char *verb, cedar_run_opts *o, in
         int type = lua_rawget(L, table);
         if (strcmp(option[i].key, "admission") == 0 && type != LUA_TNIL) {
             policy_set(L, verb, o, lua_gettop(L));
+        } else if (strcmp(option[i].key, "routing") == 0 && type == LUA_TFUNCTION) {
+            policy_set_router(L, verb, o, lua_gettop(L));
         } else if (type != LUA_TNIL) {
             values_set(L, verb, o, option[i].key, values_push_option(L, verb, &option[i], -1));
             lua_pop(L, 1);
@@ -98,6 +99,9 @@ static void set_from_overrides(lua_State *L, const char *verb, cedar_run_opts *o
         const char *equals = strchr(s->overrides[i], '=');
         if (strncmp(s->overrides[i], "admission=", 10) == 0)
             script_fail(L, "%s: admission can only be given as a function of the scenario", verb);
+        if (strncmp(s->overrides[i], "routing_policy=", 15) == 0)
+            script_fail(L, "%s: routing_policy can only be given as a function of the scenario", verb);
+        if (strncmp(s->overrides[i], "routing=", 8) == 0) values_set(L, verb, o, "routing_policy", "");
         lua_pushlstring(L, s->overrides[i], (size_t)(equals - s->overrides[i]));
         values_set(L, verb, o, lua_tostring(L, -1), equals + 1);
         lua_pop(L, 1);

@@ -144,7 +144,7 @@ static const struct {
       "ROW_NUMBER() OVER (PARTITION BY run_id ORDER BY arrival_ns, request_id) AS i FROM requests) "
       "WHERE i <= ?1 ORDER BY run_id, i" },
     { "steps", TIME_BINS, false,
-      "WITH span AS (SELECT run_id, MIN(start_ns) AS t0, MAX(start_ns + duration_ns) - MIN(start_ns) + 1 AS ns "
+      "WITH span AS (SELECT run_id, MIN(start_ns) AS t0, MAX(end_ns) - MIN(start_ns) + 1 AS ns "
       "FROM steps GROUP BY run_id) "
       "SELECT run_id, (start_ns - t0) * ?1 / ns AS bin, (t0 + ns * 1.0 * ((start_ns - t0) * ?1 / ns) / ?1) / 1e9,"
       " SUM(prefill_rows - replayed_rows) * (?1 * 1e9 / ns), SUM(replayed_rows) * (?1 * 1e9 / ns),"
@@ -404,7 +404,7 @@ static cedar_status put_masthead(const page *p, const char *title, cedar_err *er
     fputs("</h1>", p->to);
     cedar_status st = reports_prepare(p->db, p->path, "SELECT finished, started_at, seed, cedar_version, "
         "substr(commit_id, 1, 12), commit_dirty, (SELECT COUNT(*) FROM runs), (SELECT COUNT(*) FROM requests), "
-        "(SELECT COUNT(*) FROM steps), (SELECT COUNT(*) FROM quality) FROM manifest", &q, err);
+        "(SELECT COALESCE(SUM(steps), 0) FROM steps), (SELECT COUNT(*) FROM quality) FROM manifest", &q, err);
     if (!st) st = reports_next(p->db, p->path, q, &row, err);
     if (!st) {
         char counts[4][REPORTS_CELL_BYTES];

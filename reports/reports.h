@@ -28,6 +28,11 @@ const cedar_observer *cedar_store_observer(cedar_store *s);
  * the file open, so that its -wal file must stay beside it. NULL is allowed. */
 cedar_status cedar_store_close(cedar_store *s, bool finished, cedar_err *err) CEDAR_USE_RESULT;
 
+/* For `cedar bench sim`: writes all rows of a table of `path` into the new file `to`, into the same table, or a plain
+ * one without types, keys or checks. *ns: what the prepared inserts, their commits and closing took. */
+cedar_status cedar_bare_insert(const char *path, const char *table, bool plain, const char *to, uint64_t *rows,
+                               int64_t *ns, cedar_err *err) CEDAR_USE_RESULT;
+
 /* What `cedar replay` needs from an earlier run. */
 typedef struct cedar_stored_run {
     int64_t run_id;

@@ -1,4 +1,4 @@
--- Tables of a cedar database, schema version 2 (PRAGMA user_version). The views are in views.sql, both are explained
+-- Tables of a cedar database, schema version 3 (PRAGMA user_version). The views are in views.sql, both are explained
 -- in docs/METRICS.md.
 --
 -- Times are integer nanoseconds. "schedule" times decide the order of events and repeat bit for bit; "meter" times are
@@ -95,37 +95,40 @@ CREATE TABLE sessions (                     -- one row per session tree played b
     end_sched_ns     INTEGER NOT NULL,      -- schedule
     start_ns         INTEGER NOT NULL,      -- meter; timing
     end_ns           INTEGER NOT NULL,      -- meter; timing
-    outcome          TEXT    NOT NULL CHECK (outcome IN ('finished', 'cut', 'overflow', 'error')),
+    outcome          TEXT    NOT NULL CHECK
+                     (outcome = 'finished' OR outcome = 'cut' OR outcome = 'overflow' OR outcome = 'error'),
     first_turn       INTEGER NOT NULL CHECK (first_turn >= 0),  -- of the root, at the session's start
     t_star_ns        INTEGER NOT NULL,      -- recorded time of the start, -1: at the first turn
     idle_cut_ns      INTEGER NOT NULL,      -- schedule, idle time of this tree alone that its cap took out
     PRIMARY KEY (run_id, session_id)
 ) STRICT, WITHOUT ROWID;
 
-CREATE TABLE requests (                     -- one row per request
+CREATE TABLE requests (                     -- one row per request; counts are never negative, the store sees to it
     run_id           INTEGER NOT NULL REFERENCES runs,
     request_id       INTEGER NOT NULL CHECK (request_id >= 1),  -- in arrival order within the run
     session_id       INTEGER NOT NULL,
     lane             INTEGER NOT NULL CHECK (lane >= 0),
     stream           INTEGER NOT NULL CHECK (stream >= 0),      -- 0 is the root agent
     turn             INTEGER NOT NULL CHECK (turn >= 0),
+    engine           INTEGER NOT NULL,      -- that served it: 1, 2, ...; 0: it never came to one
     trace_id         TEXT    NOT NULL,
     phase            TEXT    NOT NULL CHECK (phase <> ''),      -- only 'profiling' counts in metrics
-    in_recorded      INTEGER NOT NULL CHECK (in_recorded >= 0), -- tokens, as in the trace
-    out_recorded     INTEGER NOT NULL CHECK (out_recorded >= 0),
-    in_tokens        INTEGER NOT NULL CHECK (in_tokens >= 0),   -- ISL: prompt tokens, cached ones included
-    out_tokens       INTEGER NOT NULL CHECK (out_tokens >= 0),  -- OSL: tokens really produced
-    hit_tokens       INTEGER NOT NULL CHECK (hit_tokens >= 0),  -- prefix adopted from the cache
-    matched_tokens   INTEGER NOT NULL CHECK (matched_tokens >= 0),  -- prefix found in the cache, adopted or not
-    replayed_tokens  INTEGER NOT NULL CHECK (replayed_tokens >= 0), -- fed again to rebuild windows
-    trimmed_tokens   INTEGER NOT NULL CHECK (trimmed_tokens >= 0),  -- prompt rows that skipped the late layers
-    prefill_steps    INTEGER NOT NULL CHECK (prefill_steps >= 0),
-    decode_steps     INTEGER NOT NULL CHECK (decode_steps >= 0),
-    blocks_total     INTEGER NOT NULL CHECK (blocks_total >= 0),
-    blocks_hit_theory INTEGER NOT NULL CHECK (blocks_hit_theory >= 0), -- infinite cache, one seen-set per trace
-    provenance_depth INTEGER NOT NULL CHECK (provenance_depth >= 0),   -- earlier replays that produced adopted rows
-    miss             TEXT    NOT NULL CHECK (miss IN
-                     ('none', 'cold', 'evicted', 'page_tail', 'no_windows', 'short_hit', 'off')),
+    in_recorded      INTEGER NOT NULL, -- tokens, as in the trace
+    out_recorded     INTEGER NOT NULL,
+    in_tokens        INTEGER NOT NULL,   -- ISL: prompt tokens, cached ones included
+    out_tokens       INTEGER NOT NULL,  -- OSL: tokens really produced
+    hit_tokens       INTEGER NOT NULL,  -- prefix adopted from the cache
+    matched_tokens   INTEGER NOT NULL,  -- prefix found in the cache, adopted or not
+    replayed_tokens  INTEGER NOT NULL, -- fed again to rebuild windows
+    trimmed_tokens   INTEGER NOT NULL,  -- prompt rows that skipped the late layers
+    prefill_steps    INTEGER NOT NULL,
+    decode_steps     INTEGER NOT NULL,
+    blocks_total     INTEGER NOT NULL,
+    blocks_hit_theory INTEGER NOT NULL, -- infinite cache, one seen-set per trace
+    provenance_depth INTEGER NOT NULL,   -- earlier replays that produced adopted rows
+    miss             TEXT    NOT NULL       -- OR: a longer IN would make SQLite build a table for every row
+                     CHECK (miss = 'page_tail' OR miss = 'cold' OR miss = 'evicted' OR miss = 'no_windows'
+                            OR miss = 'short_hit' OR miss = 'off' OR miss = 'none'),
     arrival_sched_ns INTEGER NOT NULL,      -- schedule
     admit_sched_ns   INTEGER NOT NULL,      -- schedule, -1: never
     first_sched_ns   INTEGER NOT NULL,      -- schedule, first token, -1: none
@@ -145,29 +148,34 @@ CREATE TABLE request_ends (                 -- requests whose response went on a
     PRIMARY KEY (run_id, request_id)
 ) STRICT, WITHOUT ROWID;
 
-CREATE TABLE steps (                        -- one row per engine step
+-- One row per engine step, or in modelled runs with steps_per_row > 1 per so many steps of one engine: then counts are
+-- sums over them, and waiting, running, pages_cached and bytes are the most of any, pages_free the least.
+CREATE TABLE steps (
     run_id           INTEGER NOT NULL REFERENCES runs,
-    step_id          INTEGER NOT NULL CHECK (step_id >= 1),
-    entries          INTEGER NOT NULL CHECK (entries >= 0),     -- sequences in the step
-    prefill_entries  INTEGER NOT NULL CHECK (prefill_entries >= 0),
-    decode_entries   INTEGER NOT NULL CHECK (decode_entries >= 0),
-    rows             INTEGER NOT NULL CHECK (rows >= 0),        -- token rows fed
-    prefill_rows     INTEGER NOT NULL CHECK (prefill_rows >= 0), -- replayed ones included
-    decode_rows      INTEGER NOT NULL CHECK (decode_rows >= 0),
-    replayed_rows    INTEGER NOT NULL CHECK (replayed_rows >= 0),
-    kept_rows        INTEGER NOT NULL CHECK (kept_rows >= 0),   -- rows that ran behind the cut
-    trimmed          INTEGER NOT NULL CHECK (trimmed IN (0, 1)),
+    step_id          INTEGER NOT NULL CHECK (step_id >= 1),     -- of the first of its steps
+    steps            INTEGER NOT NULL CHECK (steps >= 1),       -- how many the row sums up
+    engine           INTEGER NOT NULL CHECK (engine >= 1),      -- 1, 2, ...
+    entries          INTEGER NOT NULL,     -- sequences in the step
+    prefill_entries  INTEGER NOT NULL,
+    decode_entries   INTEGER NOT NULL,
+    rows             INTEGER NOT NULL,        -- token rows fed
+    prefill_rows     INTEGER NOT NULL, -- replayed ones included
+    decode_rows      INTEGER NOT NULL,
+    replayed_rows    INTEGER NOT NULL,
+    kept_rows        INTEGER NOT NULL,   -- rows that ran behind the cut
+    trimmed          INTEGER NOT NULL CHECK (trimmed BETWEEN 0 AND steps), -- steps with rows that skipped late layers
     graph            TEXT    NOT NULL,
-    waiting          INTEGER NOT NULL CHECK (waiting >= 0),     -- requests, after planning
-    running          INTEGER NOT NULL CHECK (running >= 0),
-    pages_free       INTEGER NOT NULL CHECK (pages_free >= 0),
-    pages_cached     INTEGER NOT NULL CHECK (pages_cached >= 0),
-    kv_bytes_used    INTEGER NOT NULL CHECK (kv_bytes_used >= 0),       -- pages in use, cached ones included
-    window_bytes_stored INTEGER NOT NULL CHECK (window_bytes_stored >= 0), -- snapshots the prefix cache holds
+    waiting          INTEGER NOT NULL,     -- requests, after planning
+    running          INTEGER NOT NULL,
+    pages_free       INTEGER NOT NULL,
+    pages_cached     INTEGER NOT NULL,
+    kv_bytes_used    INTEGER NOT NULL,       -- pages in use, cached ones included
+    window_bytes_stored INTEGER NOT NULL, -- snapshots the prefix cache holds
     start_sched_ns   INTEGER NOT NULL,      -- schedule
     end_sched_ns     INTEGER NOT NULL,      -- schedule
     start_ns         INTEGER NOT NULL,      -- meter; timing
-    duration_ns      INTEGER NOT NULL CHECK (duration_ns >= 0), -- measured or recorded; timing
+    end_ns           INTEGER NOT NULL,      -- meter; timing
+    duration_ns      INTEGER NOT NULL CHECK (duration_ns >= 0), -- measured, recorded or modelled; timing
     plan_ns          INTEGER NOT NULL,      -- host time spent planning; timing
     PRIMARY KEY (run_id, step_id)
 ) STRICT, WITHOUT ROWID;
@@ -210,8 +218,8 @@ INSERT INTO timing_columns (table_name, column_name) VALUES
     ('manifest', 'started_at'), ('runs', 'end_ns'), ('runs', 'wall_ns'), ('runs', 'profile_ns'),
     ('sessions', 'start_ns'), ('sessions', 'end_ns'), ('requests', 'arrival_ns'), ('requests', 'admit_ns'),
     ('requests', 'first_ns'),
-    ('requests', 'last_ns'), ('request_ends', 'end_ns'), ('steps', 'start_ns'), ('steps', 'duration_ns'),
-    ('steps', 'plan_ns');
+    ('requests', 'last_ns'), ('request_ends', 'end_ns'), ('steps', 'start_ns'), ('steps', 'end_ns'),
+    ('steps', 'duration_ns'), ('steps', 'plan_ns');
 
 -- Bins of quality by offset; lo and hi are inclusive.
 CREATE TABLE offset_bins (
@@ -227,4 +235,4 @@ INSERT INTO offset_bins (bin, label, lo, hi) VALUES
     (8, '1651-2412', 1651, 2412), (9, '2413-4952', 2413, 4952), (10, '> 4952', 4953, 9223372036854775807);
 
 PRAGMA application_id = 1128612946;         -- "CEDR"
-PRAGMA user_version = 2;
+PRAGMA user_version = 3;

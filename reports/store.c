@@ -17,7 +17,7 @@
 #include "reports/reports_int.h"
 
 /* Bounds of a transaction: large enough to make commits cheap, small enough that a crash loses little. */
-enum { TX_ROWS_MAX = 4096, BUSY_TIMEOUT_MS = 5000 };
+enum { TX_ROWS_MAX = 4096, AGE_ROWS = 16, BUSY_TIMEOUT_MS = 5000 };    /* AGE_ROWS: between two looks at the clock */
 static const int64_t TX_AGE_MAX_NS = 1000000000;
 
 typedef enum column_kind {
@@ -84,6 +84,7 @@ static const column request_columns[] = { REQUEST(run_id, I64),
                                           REQUEST(lane, I32),
                                           REQUEST(stream, I32),
                                           REQUEST(turn, I32),
+                                          REQUEST(engine, U32),
                                           REQUEST(trace_id, TEXT),
                                           REQUEST(phase, TEXT),
                                           REQUEST(in_recorded, U32),
@@ -115,11 +116,12 @@ static const column end_columns[] = { END(run_id, I64), END(request_id, I64), EN
 
 #define STEP(member, kind) { #member, COLUMN_##kind, offsetof(cedar_step_row, member) }
 static const column step_columns[] = {
-    STEP(run_id, I64), STEP(step_id, I64), STEP(entries, U32), STEP(prefill_entries, U32), STEP(decode_entries, U32),
-    STEP(rows, U32), STEP(prefill_rows, U32), STEP(decode_rows, U32), STEP(replayed_rows, U32), STEP(kept_rows, U32),
-    STEP(trimmed, BOOL), STEP(graph, TEXT), STEP(waiting, U32), STEP(running, U32), STEP(pages_free, U32),
-    STEP(pages_cached, U32), STEP(kv_bytes_used, U64), STEP(window_bytes_stored, U64), STEP(start_sched_ns, I64),
-    STEP(end_sched_ns, I64), STEP(start_ns, I64), STEP(duration_ns, I64), STEP(plan_ns, I64)
+    STEP(run_id, I64), STEP(step_id, I64), STEP(steps, U32), STEP(engine, U32), STEP(entries, U32),
+    STEP(prefill_entries, U32), STEP(decode_entries, U32), STEP(rows, U32), STEP(prefill_rows, U32),
+    STEP(decode_rows, U32), STEP(replayed_rows, U32), STEP(kept_rows, U32), STEP(trimmed, U32), STEP(graph, TEXT),
+    STEP(waiting, U32), STEP(running, U32), STEP(pages_free, U32), STEP(pages_cached, U32), STEP(kv_bytes_used, U64),
+    STEP(window_bytes_stored, U64), STEP(start_sched_ns, I64), STEP(end_sched_ns, I64), STEP(start_ns, I64),
+    STEP(end_ns, I64), STEP(duration_ns, I64), STEP(plan_ns, I64)
 };
 
 #define QUALITY(member, kind) { #member, COLUMN_##kind, offsetof(cedar_quality_row, member) }
@@ -188,14 +190,15 @@ static const char *miss_name(cedar_miss_reason miss) {
     return (unsigned)miss < sizeof names / sizeof *names ? names[miss] : "?";
 }
 
+/* Not copied: every member is bound anew before the statement runs, and the row lives until it has run. */
 static int bind_text(sqlite3_stmt *st, int at, const char *text) {
-    return sqlite3_bind_text(st, at, text ? text : "", -1, SQLITE_TRANSIENT);
+    return sqlite3_bind_text(st, at, text ? text : "", -1, SQLITE_STATIC);
 }
 
 static int bind_number_text(sqlite3_stmt *st, int at, const char *format, uint64_t value) {
     char text[24];
     snprintf(text, sizeof text, format, (unsigned long long)value);
-    return bind_text(st, at, text);
+    return sqlite3_bind_text(st, at, text, -1, SQLITE_TRANSIENT);
 }
 
 /* Binds one member. SQLITE_RANGE: a value the database cannot hold. */
@@ -268,9 +271,8 @@ static cedar_status write_row(cedar_store *s, statement which, const void *row, 
                                                   : break_store(s, "writing rows", err);
     sqlite3_reset(st);
     if (status) return status;
-    if (++s->tx_rows >= TX_ROWS_MAX || statements[which].commit || monotonic_ns() - s->tx_start_ns >= TX_AGE_MAX_NS)
-        return commit_if_open(s, err);
-    return CEDAR_OK;
+    bool old = ++s->tx_rows % AGE_ROWS == 0 && monotonic_ns() - s->tx_start_ns >= TX_AGE_MAX_NS;
+    return old || s->tx_rows >= TX_ROWS_MAX || statements[which].commit ? commit_if_open(s, err) : CEDAR_OK;
 }
 
 static cedar_status on_manifest(void *self, const cedar_manifest_row *row, cedar_err *err) {
@@ -444,7 +446,8 @@ cedar_status cedar_store_create(const char *path, bool replace, cedar_store **ou
     if (!st) st = claim_file(path, err);
     if (!st) {
         claimed = true;
-        st = reports_db_open(path, SQLITE_OPEN_READWRITE, &s->db, err);
+        /* one thread writes: without a mutex around every value that is bound */
+        st = reports_db_open(path, SQLITE_OPEN_READWRITE | SQLITE_OPEN_NOMUTEX, &s->db, err);
     }
     if (!st) {
         sqlite3_busy_timeout(s->db, BUSY_TIMEOUT_MS);

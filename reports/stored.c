@@ -29,6 +29,21 @@ static cedar_status load_manifest(sqlite3 *db, const char *path, cedar_stored *s
     return st;
 }
 
+/* Steps of a run, and whether a row sums up several: then there are no durations, and the cost model, which is asked
+ * again, needs none. */
+static cedar_status count_steps(sqlite3 *db, const char *path, cedar_stored_run *run, bool *summed, cedar_err *err) {
+    sqlite3_stmt *q;
+    bool row = false;
+    cedar_status st = reports_prepare(db, path, "SELECT COALESCE(SUM(steps), 0), COALESCE(MAX(steps), 1) > 1 "
+                                      "FROM steps WHERE run_id = ?", &q, err);
+    if (!st) sqlite3_bind_int64(q, 1, run->run_id);
+    if (!st) st = reports_next(db, path, q, &row, err);
+    *summed = !st && row && sqlite3_column_int(q, 1);
+    if (*summed) run->recorded.count = (uint64_t)sqlite3_column_int64(q, 0);
+    sqlite3_finalize(q);
+    return st;
+}
+
 /* Durations by step_id - 1; step ids must be 1, 2, ... without a gap. */
 static cedar_status load_steps(sqlite3 *db, const char *path, cedar_stored_run *run, cedar_err *err) {
     sqlite3_stmt *q;
@@ -64,7 +79,9 @@ static cedar_status load_run(sqlite3 *db, const char *path, sqlite3_stmt *q, ced
     snprintf(run->status, sizeof run->status, "%s", reports_column_text(q, 4));
     cedar_status st = copy_column(q, 1, path, &run->label, err);
     if (!st) st = copy_column(q, 2, path, &run->config_json, err);
-    return st ? st : load_steps(db, path, run, err);
+    bool summed = false;
+    if (!st) st = count_steps(db, path, run, &summed, err);
+    return st || summed ? st : load_steps(db, path, run, err);
 }
 
 static cedar_status load_runs(sqlite3 *db, const char *path, cedar_stored *s, cedar_err *err) {

@@ -156,22 +156,43 @@ WHERE r.phase = 'profiling' AND r.error = '' AND u.backend <> 'imported'
 GROUP BY r.run_id, r.miss ORDER BY r.run_id, r.miss;
 
 CREATE VIEW v_steps AS                      -- per run: how full and how busy the steps were; steps of all phases
-SELECT u.run_id, u.label, COUNT(s.step_id) AS steps, SUM(s.trimmed) AS trimmed_steps,
+SELECT u.run_id, u.label, COALESCE(SUM(s.steps), 0) AS steps, SUM(s.trimmed) AS trimmed_steps,
        SUM(s.rows) AS rows, SUM(s.prefill_rows) AS prefill_rows, SUM(s.decode_rows) AS decode_rows,
        SUM(s.replayed_rows) AS replayed_rows, SUM(s.kept_rows) AS kept_rows,
-       CAST(SUM(s.rows) AS REAL) / COUNT(s.step_id) AS rows_per_step,
-       CAST(SUM(s.entries) AS REAL) / COUNT(s.step_id) AS entries_per_step,
+       CAST(SUM(s.rows) AS REAL) / SUM(s.steps) AS rows_per_step,
+       CAST(SUM(s.entries) AS REAL) / SUM(s.steps) AS entries_per_step,
        CAST(SUM(s.replayed_rows) AS REAL) / NULLIF(SUM(s.prefill_rows), 0) AS replayed_share,
        CAST(SUM(s.kept_rows) AS REAL) / NULLIF(SUM(s.rows), 0) AS kept_share,
-       SUM(s.duration_ns) AS busy_ns, MAX(s.start_ns + s.duration_ns) - MIN(s.start_ns) AS span_ns,
-       CAST(SUM(s.duration_ns) AS REAL) / NULLIF(MAX(s.start_ns + s.duration_ns) - MIN(s.start_ns), 0) AS busy_share,
+       SUM(s.duration_ns) AS busy_ns, MAX(s.end_ns) - MIN(s.start_ns) AS span_ns,
+       CAST(SUM(s.duration_ns) AS REAL) / NULLIF((MAX(s.end_ns) - MIN(s.start_ns)) * COUNT(DISTINCT s.engine), 0)
+           AS busy_share,
        SUM(s.rows) * 1e9 / NULLIF(SUM(s.duration_ns), 0) AS rows_per_busy_s,
        SUM(s.plan_ns) AS plan_ns, MAX(s.waiting) AS waiting_max, MAX(s.running) AS running_max
 FROM runs u LEFT JOIN steps s USING (run_id)
 GROUP BY u.run_id ORDER BY u.run_id;
 
+CREATE VIEW v_engines AS                    -- per run and engine: kept requests, and steps of all phases
+WITH served AS (
+    SELECT run_id, engine, COUNT(*) AS requests, COUNT(DISTINCT session_id) AS sessions, SUM(in_tokens) AS in_tokens,
+           SUM(hit_tokens) AS hit_tokens, SUM(out_tokens) AS out_tokens,
+           AVG(first_ns - arrival_ns) / 1e6 AS ttft_mean_ms
+    FROM requests WHERE phase = 'profiling' AND error = '' GROUP BY run_id, engine),
+stepped AS (
+    SELECT run_id, engine, SUM(steps) AS steps, SUM(duration_ns) AS busy_ns, MAX(waiting) AS waiting_max,
+           MAX(running) AS running_max, MIN(pages_free) AS pages_free_min, MAX(kv_bytes_used) AS kv_bytes_peak
+    FROM steps GROUP BY run_id, engine),
+span AS (SELECT run_id, MAX(end_ns) - MIN(start_ns) AS ns FROM steps GROUP BY run_id)
+SELECT u.run_id, u.label, t.engine, COALESCE(v.requests, 0) AS n, p.excluded_phase, p.excluded_error,
+       COALESCE(v.sessions, 0) AS sessions, v.in_tokens, v.hit_tokens,
+       CAST(v.hit_tokens AS REAL) / NULLIF(v.in_tokens, 0) AS hit_rate, v.out_tokens, v.ttft_mean_ms,
+       t.steps, CAST(t.busy_ns AS REAL) / NULLIF(s.ns, 0) AS busy_share, t.waiting_max, t.running_max,
+       t.pages_free_min, t.kv_bytes_peak
+FROM stepped t JOIN runs u USING (run_id) JOIN v_population p USING (run_id) JOIN span s USING (run_id)
+     LEFT JOIN served v ON v.run_id = t.run_id AND v.engine = t.engine
+ORDER BY u.run_id, t.engine;
+
 CREATE VIEW v_memory AS                     -- per run: peaks of cache memory over the steps of all phases
-SELECT u.run_id, u.label, COUNT(s.step_id) AS steps, MAX(s.kv_bytes_used) AS kv_bytes_peak,
+SELECT u.run_id, u.label, COALESCE(SUM(s.steps), 0) AS steps, MAX(s.kv_bytes_used) AS kv_bytes_peak,
        MAX(s.window_bytes_stored) AS window_bytes_peak,
        CAST(MAX(s.window_bytes_stored) AS REAL) / NULLIF(MAX(s.kv_bytes_used), 0) AS window_per_kv,
        MIN(s.pages_free) AS pages_free_min, MAX(s.pages_cached) AS pages_cached_max, u.plan_total_bytes

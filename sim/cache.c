@@ -5,7 +5,8 @@
  * than its children, and the list's oldest node has no children that could be left behind: eviction is one step, and
  * its order depends on the order of uses alone. Stored windows have a recency list of their own and a budget in bytes.
  *
- * Memory: nodes and tokens for the whole pool are taken at the start; only the record of evicted prefixes grows. */
+ * Memory: nodes and tokens for the whole pool are taken at the start. The record of evicted prefixes grows up to a
+ * limit; then its older half is forgotten, and what is in neither half counts as never cached. */
 #include <string.h>
 
 #include "base/hash.h"
@@ -29,6 +30,12 @@ typedef struct node {
     list_link recency, snap_recency;
 } node;
 
+/* A set of hashes; open addressing, 0 = empty. */
+typedef struct record {
+    uint64_t *v;                /* [mask + 1] */
+    uint64_t mask, count;
+} record;
+
 struct cedar_cache {
     cedar_cache_opts opts;
     cedar_cache_host host;
@@ -40,9 +47,11 @@ struct cedar_cache {
     uint32_t count;
     list recency, snap_recency;
     uint64_t window_bytes;
-    uint64_t *evicted;          /* [evicted_mask + 1] hashes of prefixes given up, 0 = empty; only explains misses */
-    uint64_t evicted_mask, evicted_count;
+    record evicted, evicted_before;     /* hashes of prefixes given up; only explain misses */
 };
+
+/* Prefixes that a record holds at most, so that a long run takes no more and more memory. */
+static uint64_t record_limit(const cedar_cache *c) { return 4096 + 16 * (uint64_t)c->opts.page_count; }
 
 /* --- lists -------------------------------------------------------------------------------------------------------- */
 
@@ -77,12 +86,12 @@ cedar_status cedar_cache_new(const cedar_cache_opts *opts, const cedar_cache_hos
     c->host = *host;
     c->bucket_mask = 15;
     while (c->bucket_mask + 1 < 2ull * opts->page_count) c->bucket_mask = 2 * c->bucket_mask + 1;
-    c->evicted_mask = 63;
+    c->evicted.mask = 63;
     c->nodes = cedar_calloc(opts->page_count, sizeof *c->nodes);
     c->tokens = cedar_calloc(opts->page_count, opts->page_tokens * sizeof *c->tokens);
     c->buckets = cedar_calloc(c->bucket_mask + 1, sizeof *c->buckets);
-    c->evicted = cedar_calloc(c->evicted_mask + 1, sizeof *c->evicted);
-    if (!c->nodes || !c->tokens || !c->buckets || !c->evicted) goto oom;
+    c->evicted.v = cedar_calloc(c->evicted.mask + 1, sizeof *c->evicted.v);
+    if (!c->nodes || !c->tokens || !c->buckets || !c->evicted.v) goto oom;
     for (uint64_t i = 0; i <= c->bucket_mask; i++) c->buckets[i] = NONE;
     for (uint32_t i = 0; i < opts->page_count; i++) c->nodes[i].next = i + 1 < opts->page_count ? (int32_t)i + 1 : NONE;
     c->unused = opts->page_count ? 0 : NONE;
@@ -114,7 +123,8 @@ void cedar_cache_free(cedar_cache *c) {
     cedar_free(c->nodes);
     cedar_free(c->tokens);
     cedar_free(c->buckets);
-    cedar_free(c->evicted);
+    cedar_free(c->evicted.v);
+    cedar_free(c->evicted_before.v);
     cedar_free(c);
 }
 
@@ -141,10 +151,15 @@ static int32_t child_find(const cedar_cache *c, int32_t parent, uint64_t hash, c
     return NONE;
 }
 
+static bool recorded(const record *r, uint64_t hash) {
+    if (!r->v) return false;
+    uint64_t i = hash & r->mask;
+    while (r->v[i] && r->v[i] != hash) i = (i + 1) & r->mask;
+    return r->v[i] == hash;
+}
+
 static bool was_evicted(const cedar_cache *c, uint64_t hash) {
-    uint64_t i = hash & c->evicted_mask;
-    while (c->evicted[i] && c->evicted[i] != hash) i = (i + 1) & c->evicted_mask;
-    return c->evicted[i] == hash;
+    return recorded(&c->evicted, hash) || recorded(&c->evicted_before, hash);
 }
 
 void cedar_cache_find(const cedar_cache *c, const int32_t *tokens, uint32_t count, cedar_cache_hit *out) {
@@ -264,24 +279,28 @@ void cedar_cache_insert(cedar_cache *c, const int32_t *tokens, const int32_t *pa
 
 /* --- evicting ----------------------------------------------------------------------------------------------------- */
 
-static void remember(uint64_t *table, uint64_t mask, uint64_t hash) {
-    uint64_t i = hash & mask;
-    while (table[i] && table[i] != hash) i = (i + 1) & mask;
-    table[i] = hash;
+static void remember(record *r, uint64_t hash) {
+    uint64_t i = hash & r->mask;
+    while (r->v[i] && r->v[i] != hash) i = (i + 1) & r->mask;
+    r->count += !r->v[i];
+    r->v[i] = hash;
 }
 
+/* Room for one more. A full record becomes the one before, whose place was the forgotten one's. */
 static cedar_status remember_room(cedar_cache *c, cedar_err *err) {
-    if (2 * (c->evicted_count + 1) <= c->evicted_mask + 1) return CEDAR_OK;
-    uint64_t mask = 2 * c->evicted_mask + 1;
-    uint64_t *grown = cedar_calloc(mask + 1, sizeof *grown);
-    if (!grown)
+    bool full = c->evicted.count >= record_limit(c);
+    if (!full && 2 * (c->evicted.count + 1) <= c->evicted.mask + 1) return CEDAR_OK;
+    record grown = { .mask = full ? 63 : 2 * c->evicted.mask + 1 };
+    grown.v = cedar_calloc(grown.mask + 1, sizeof *grown.v);
+    if (!grown.v)
         return cedar_fail(err, CEDAR_E_OOM, "no memory to remember %llu evicted pages",
-                          (unsigned long long)c->evicted_count);
-    for (uint64_t i = 0; i <= c->evicted_mask; i++)
-        if (c->evicted[i]) remember(grown, mask, c->evicted[i]);
-    cedar_free(c->evicted);
+                          (unsigned long long)c->evicted.count);
+    record *old = full ? &c->evicted_before : &c->evicted;
+    for (uint64_t i = 0; !full && i <= old->mask; i++)
+        if (old->v[i]) remember(&grown, old->v[i]);
+    cedar_free(old->v);
+    if (full) c->evicted_before = c->evicted;
     c->evicted = grown;
-    c->evicted_mask = mask;
     return CEDAR_OK;
 }
 
@@ -299,8 +318,7 @@ cedar_status cedar_cache_evict(cedar_cache *c, bool *evicted, cedar_err *err) {
     if (st) return st;
     node *n = &c->nodes[i];
     CEDAR_ASSERT(n->children == 0 && n->pins == 0);
-    if (!was_evicted(c, n->hash)) c->evicted_count++;
-    remember(c->evicted, c->evicted_mask, n->hash);
+    remember(&c->evicted, n->hash);
     snap_drop(c, i);
     list_remove(c, false, i);
     bucket_remove(c, i);

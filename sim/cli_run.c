@@ -361,7 +361,7 @@ static cedar_status play_again(replay *x, const cedar_stored_run *old, const ced
     cedar_status st = cedar_opts_copy(opts, &o, err);
     /* modelled time needs no recording: the model gives the same durations again */
     bool modelled = !st && strcmp(cedar_opts_get(o, "clock"), "modelled") == 0;
-    if (!st && !modelled) st = cedar_opts_set(o, "clock", "recorded", err);
+    if (!st) st = modelled ? cedar_opts_set(o, "steps_per_row", "1", err) : cedar_opts_set(o, "clock", "recorded", err);
     if (!st) st = cedar_run(o, old->run_id, &host, out, err);
     cedar_opts_free(o);
     if (st == CEDAR_E_INTERRUPT && x->interrupted && !*cedar_cli_stop()) st = CEDAR_OK;

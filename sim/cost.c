@@ -61,6 +61,24 @@ double cedar_cost_weight_bytes(const cedar_config *c, bool tables) {
     return (double)(p.weight_bytes - (tables ? 0 : p.engram_table_bytes));
 }
 
+static double larger(double a, double b) { return a > b ? a : b; }
+static double smaller(double a, double b) { return a < b ? a : b; }
+
+static void find_kinds(cedar_cost *k) {
+    const cedar_config *c = k->c;
+    for (int32_t i = 0; i < c->layers; i++) {
+        if (c->is_index_source[i]) k->index_layers[k->index_layer_count++] = i;
+        bool scores = c->is_index_source[i], pooled = c->candidate_source >= 0 && i > c->candidate_source;
+        uint32_t n = 0;
+        while (n < k->kind_count && (k->kinds[n].ratio != c->ratio[i] || k->kinds[n].scores != scores ||
+                                     k->kinds[n].pooled != (scores && pooled))) n++;
+        if (n == k->kind_count)
+            k->kinds[k->kind_count++] =
+                (cedar_cost_kind){ .ratio = (double)c->ratio[i], .scores = scores, .pooled = scores && pooled };
+        k->kind[i] = (uint8_t)n;
+    }
+}
+
 /* E4M3 codes with a scale byte per 32x32 tile; E2M1 nibbles with one per 32 (spec/model.md 3.2, 3.3). */
 static double fp8_bytes(double parameters) { return parameters * (1 + 1.0 / 1024); }
 static double fp4_bytes(double parameters) { return parameters * (0.5 + 1.0 / 32); }
@@ -86,72 +104,133 @@ cedar_status cedar_cost_make(const cedar_config *c, const cedar_hardware *hw, ce
         .kv_key_bytes = c->head_dim / 2.0 + c->head_dim / 16.0,
         .window_key_bytes = c->head_dim + c->head_dim / 32.0,
         .index_key_bytes = c->index_dim / 2.0 + c->index_dim / 32.0,
+        .bandwidth = hw->gpus * hw->copy_bytes_s * hw->memory_efficiency,
+        .matmul_rate = hw->gpus * hw->matmul_flop_s * hw->matmul_efficiency,
+        .attention_rate = hw->gpus * hw->attention_flop_s * hw->attention_efficiency,
+        .indexer_rate = hw->gpus * hw->indexer_flop_s * hw->indexer_efficiency,
     };
+    find_kinds(out);
     return CEDAR_OK;
 }
 
-static double larger(double a, double b) { return a > b ? a : b; }
-static double smaller(double a, double b) { return a < b ? a : b; }
-
-/* Sums over a plan's rows: how many run in a layer group, and their contexts. */
+/* Sums over rows: how many run in a layer group, and their contexts. */
 typedef struct rows_sum {
-    double rows, context;           /* context: sum of positions seen, pos + 1 per row */
+    double rows, context;
 } rows_sum;
 
-static void add_rows(rows_sum *s, uint32_t pos, uint32_t rows) {
-    s->rows += rows;
-    s->context += (double)rows * pos + (double)rows * ((double)rows + 1) / 2;
+static void add_rows(double *sum, double *context, uint32_t pos, uint32_t rows) {
+    *sum += rows;
+    *context += (double)rows * pos + (double)rows * ((double)rows + 1) / 2;
 }
 
-/* Entries scored by one index source: all that are visible, or inside the candidate pool. */
-static double scored_entries(const cedar_cost *k, int32_t layer, const rows_sum *s) {
+void cedar_cost_load_add(cedar_cost_load *load, uint32_t pos, uint32_t rows, uint32_t kept) {
+    add_rows(&load->rows, &load->context, pos, rows);
+    add_rows(&load->kept_rows, &load->kept_context, pos + rows - kept, kept);
+    load->trimmed |= kept < rows;
+}
+
+/* What one layer of a kind adds beside its weights and matrix operations. */
+typedef struct kind_price {
+    double attention_ns, indexer_ns, key_bytes, core, scan_bytes, score;
+} kind_price;
+
+/* What a layer of a kind works on: window keys and chosen keys that a row attends to, and entries that are scored: all
+ * that are visible, or those inside the candidate pool. */
+typedef struct kind_load {
+    double keys, chosen, entries;
+} kind_load;
+
+static kind_load load_kind(const cedar_cost *k, const cedar_cost_kind *kind, const rows_sum *s, double mean) {
     const cedar_config *c = k->c;
-    double visible = s->context / c->ratio[layer];
-    if (c->candidate_source < 0 || layer <= c->candidate_source) return visible;
-    return smaller(visible, s->rows * (double)c->candidate_blocks * c->candidate_block);
+    kind_load l = { smaller(mean, c->window), kind->ratio > 0 ? smaller(mean / kind->ratio, c->index_topk) : 0, 0 };
+    if (!kind->scores) return l;
+    l.entries = s->context / kind->ratio;
+    if (kind->pooled) l.entries = smaller(l.entries, s->rows * (double)c->candidate_blocks * c->candidate_block);
+    return l;
+}
+
+static void price_attention(const cedar_cost *k, const cedar_cost_kind *kind, double rows, const kind_load *l,
+                            kind_price *p) {
+    double keys = l->keys;
+    p->key_bytes = rows * (keys * k->window_key_bytes + (kind->ratio > 0 ? l->chosen * k->kv_key_bytes : 0));
+    if (kind->ratio > 0) keys += l->chosen;
+    p->core = rows * keys * k->core_flop;
+    p->attention_ns = larger(p->key_bytes / k->bandwidth, p->core / k->attention_rate) * 1e9;
+}
+
+static void price_indexer(const cedar_cost *k, double rows, const kind_load *l, kind_price *p) {
+    p->score = l->entries * k->score_flop;
+    /* rows of one prompt share the keys they scan; the bytes of a scan count once per 64 rows */
+    p->scan_bytes = l->entries * k->index_key_bytes / larger(1, smaller(rows, 64));
+    p->indexer_ns = larger(p->scan_bytes / k->bandwidth, p->score / k->indexer_rate) * 1e9;
+}
+
+static void price_kinds(const cedar_cost *k, const rows_sum *s, kind_price *out) {
+    double mean = s->context / s->rows;
+    for (uint32_t n = 0; n < k->kind_count; n++) {
+        kind_load l = load_kind(k, &k->kinds[n], s, mean);
+        out[n] = (kind_price){ 0 };
+        price_attention(k, &k->kinds[n], s->rows, &l, &out[n]);
+        if (k->kinds[n].scores) price_indexer(k, s->rows, &l, &out[n]);
+    }
 }
 
 typedef struct price {
     double weights_ns, matmul_ns, dense_ns, attention_ns, indexer_ns, layers, bytes, flop;
 } price;
 
-/* Adds layers [first, last) run on rows `s`. Weights are read once; per-row work adds up. */
-static void add_layers(const cedar_cost *k, int32_t first, int32_t last, const rows_sum *s, price *p) {
+/* A stretch of layers that run on the same rows. */
+typedef struct group {
+    int32_t first, last;            /* [first, last) */
+    const rows_sum *rows;
+    const kind_price *kinds;
+} group;
+
+/* Weights are read once; per-row work adds up. */
+static void add_dense(const cedar_cost *k, const group *g, price *p) {
     const cedar_config *c = k->c;
-    if (s->rows <= 0 || last <= first) return;
-    double bw = k->hw.gpus * k->hw.copy_bytes_s * k->hw.memory_efficiency, layers = last - first;
-    double bytes = layers * (k->layer_bytes + cedar_cost_experts_touched(c, (uint32_t)s->rows) * k->expert_bytes);
-    double flop = layers * s->rows * k->layer_flop, mean = s->context / s->rows;
-    for (int32_t i = first; i < last; i++) {
-        double keys = smaller(mean, c->window);
+    double layers = g->last - g->first, rows = g->rows->rows;
+    double bytes = layers * (k->layer_bytes + cedar_cost_experts_touched(c, (uint32_t)rows) * k->expert_bytes);
+    double flop = layers * rows * k->layer_flop;
+    for (int32_t i = g->first; i < g->last; i++) {
         if (c->is_kv_source[i]) bytes += k->source_bytes;
-        if (c->ratio[i] > 0) keys += smaller(mean / c->ratio[i], c->index_topk);
-        double key_bytes =
-            s->rows * (smaller(mean, c->window) * k->window_key_bytes +
-                       (c->ratio[i] > 0 ? smaller(mean / c->ratio[i], c->index_topk) * k->kv_key_bytes : 0));
-        double core = s->rows * keys * k->core_flop;
-        p->attention_ns +=
-            larger(key_bytes / bw, core / (k->hw.gpus * k->hw.attention_flop_s * k->hw.attention_efficiency)) * 1e9;
-        p->bytes += key_bytes;
-        p->flop += core;
-        if (!c->is_index_source[i]) continue;
-        bytes += k->index_bytes;
-        double entries = scored_entries(k, i, s), score = entries * k->score_flop;
-        /* rows of one prompt share the keys they scan; the bytes of a scan count once per 64 rows */
-        double scan_bytes = entries * k->index_key_bytes / larger(1, smaller(s->rows, 64));
-        p->indexer_ns +=
-            larger(scan_bytes / bw, score / (k->hw.gpus * k->hw.indexer_flop_s * k->hw.indexer_efficiency)) * 1e9;
-        p->bytes += scan_bytes;
-        p->flop += score;
+        if (c->is_index_source[i]) bytes += k->index_bytes;
     }
-    double weights_ns = bytes / bw * 1e9,
-           matmul_ns = flop / (k->hw.gpus * k->hw.matmul_flop_s * k->hw.matmul_efficiency) * 1e9;
+    double weights_ns = bytes / k->bandwidth * 1e9,
+           matmul_ns = flop / k->matmul_rate * 1e9;
     p->weights_ns += weights_ns;
     p->matmul_ns += matmul_ns;
     p->dense_ns += larger(weights_ns, matmul_ns);
-    p->layers += layers;
     p->bytes += bytes;
     p->flop += flop;
+}
+
+static void add_attention(const cedar_cost *k, const group *g, price *p) {
+    for (int32_t i = g->first; i < g->last; i++) p->attention_ns += g->kinds[k->kind[i]].attention_ns;
+}
+
+static void add_indexer(const cedar_cost *k, const group *g, price *p) {
+    for (int32_t n = 0; n < k->index_layer_count; n++) {
+        int32_t i = k->index_layers[n];
+        if (i >= g->first && i < g->last) p->indexer_ns += g->kinds[k->kind[i]].indexer_ns;
+    }
+}
+
+static void add_group(const cedar_cost *k, const group *g, price *p) {
+    if (g->rows->rows <= 0 || g->last <= g->first) return;
+    p->layers += g->last - g->first;
+    add_dense(k, g, p);
+    add_attention(k, g, p);
+    add_indexer(k, g, p);
+}
+
+/* Bytes and operations of attention and index scores, for the parts. */
+static void count_parts(const cedar_cost *k, const group *g, price *p) {
+    for (int32_t i = g->first; i < g->last && g->rows->rows > 0; i++) {
+        const kind_price *n = &g->kinds[k->kind[i]];
+        p->bytes += n->key_bytes + n->scan_bytes;
+        p->flop += n->core + n->score;
+    }
 }
 
 static int64_t whole(double ns) { return (int64_t)(ns + 0.5); }
@@ -165,7 +244,7 @@ static int64_t total_of(const cedar_cost *k, const price *p, double rows, double
                     (trimmed && k->graphs == CEDAR_GRAPHS_SPLIT ? 4 * k->hw.launch_ns : 0);
     double link =
         k->hw.gpus > 1 ? 2 * p->layers * (k->hw.allreduce_ns + rows * k->c->hidden * 2 / k->hw.link_bytes_s * 1e9) : 0;
-    double head = logits > 0 ? k->head_bytes / (k->hw.gpus * k->hw.copy_bytes_s * k->hw.memory_efficiency) * 1e9 : 0;
+    double head = logits > 0 ? k->head_bytes / k->bandwidth * 1e9 : 0;
     double total = p->dense_ns + p->attention_ns + p->indexer_ns + launch + link + head + k->hw.step_host_ns;
     if (parts)
         *parts = (cedar_cost_parts){ .weights_ns = whole(p->weights_ns),
@@ -182,29 +261,92 @@ static int64_t total_of(const cedar_cost *k, const price *p, double rows, double
     return whole(total);
 }
 
-int64_t cedar_cost_step_ns(const cedar_cost *k, const cedar_step_plan *plan, cedar_cost_parts *parts) {
-    rows_sum all = { 0, 0 }, kept = { 0, 0 };
-    for (uint32_t i = 0; i < plan->entry_count; i++) {
-        const cedar_plan_entry *e = &plan->entries[i];
-        add_rows(&all, e->pos, e->rows);
-        add_rows(&kept, e->pos + e->rows - e->kept, e->kept);
-    }
-    bool trimmed = plan->trimmed && k->graphs != CEDAR_GRAPHS_FULL;
+enum { GROUPS = 3 };        /* before the cut, the cut layer, behind it */
+
+static int64_t price_load(const cedar_cost *k, cedar_cut cut_mode, const cedar_cost_load *load,
+                          cedar_cost_parts *parts) {
+    const rows_sum all = { load->rows, load->context }, kept = { load->kept_rows, load->kept_context };
+    bool trimmed = load->trimmed && k->graphs != CEDAR_GRAPHS_FULL;
+    kind_price kinds[CEDAR_COST_KINDS], late_kinds[CEDAR_COST_KINDS];
     const rows_sum *late = trimmed ? &kept : &all;
+    price_kinds(k, &all, kinds);
+    if (trimmed) price_kinds(k, &kept, late_kinds);
     int32_t cut = k->c->cut;
+    const kind_price *behind = trimmed ? late_kinds : kinds;
+    bool whole_cut = cut_mode == CEDAR_CUT_AFTER;
+    const group groups[GROUPS] = { { 0, cut, &all, kinds },
+                                   { cut, cut + 1, whole_cut ? &all : late, whole_cut ? kinds : behind },
+                                   { cut + 1, k->c->layers, late, behind } };
     price p = { 0 };
-    add_layers(k, 0, cut, &all, &p);
-    add_layers(k, cut, cut + 1, plan->cut == CEDAR_CUT_AFTER ? &all : late, &p);
-    add_layers(k, cut + 1, k->c->layers, late, &p);
-    return total_of(k, &p, all.rows, plan->logits, trimmed, parts);
+    for (int i = 0; i < GROUPS; i++) add_group(k, &groups[i], &p);
+    for (int i = 0; i < GROUPS && parts; i++) count_parts(k, &groups[i], &p);
+    return total_of(k, &p, all.rows, load->logits, trimmed, parts);
+}
+
+/* Another number of rows: everything is new. */
+static void renew_memo(const cedar_cost *k, double rows, cedar_cost_memo *memo) {
+    const rows_sum s = { rows, 0 };
+    const int32_t ends[GROUPS + 1] = { 0, k->c->cut, k->c->cut + 1, k->c->layers };
+    price p = { 0 };
+    for (int i = 0; i < GROUPS; i++)
+        if (ends[i] < ends[i + 1]) add_dense(k, &(group){ ends[i], ends[i + 1], &s, NULL }, &p);
+    memo->rows = rows;
+    memo->dense_ns = p.dense_ns;
+    for (uint32_t n = 0; n < k->kind_count; n++) memo->kinds[n].keys = memo->kinds[n].entries = -1;
+}
+
+/* Brings the memo up to date with the context, working out only what differs. Sums are taken in the order of layers, as
+ * above, so that the bits are the same. */
+static void update_memo(const cedar_cost *k, const rows_sum *s, cedar_cost_memo *memo) {
+    double mean = s->context / s->rows;
+    bool attention = false;
+    for (uint32_t n = 0; n < k->kind_count; n++) {
+        kind_load l = load_kind(k, &k->kinds[n], s, mean);
+        kind_price p;
+        if (l.keys != memo->kinds[n].keys || l.chosen != memo->kinds[n].chosen) {
+            price_attention(k, &k->kinds[n], s->rows, &l, &p);
+            memo->kinds[n].keys = l.keys;
+            memo->kinds[n].chosen = l.chosen;
+            memo->kinds[n].attention_ns = p.attention_ns;
+            attention = true;
+        }
+        if (!k->kinds[n].scores || l.entries == memo->kinds[n].entries) continue;
+        price_indexer(k, s->rows, &l, &p);
+        memo->kinds[n].entries = l.entries;
+        memo->kinds[n].indexer_ns = p.indexer_ns;
+    }
+    if (!attention) return;
+    memo->attention_ns = 0;
+    for (int32_t i = 0; i < k->c->layers; i++) memo->attention_ns += memo->kinds[k->kind[i]].attention_ns;
+}
+
+int64_t cedar_cost_load_ns(const cedar_cost *k, cedar_cut cut, const cedar_cost_load *load, cedar_cost_memo *memo) {
+    if (!memo || (load->trimmed && k->graphs != CEDAR_GRAPHS_FULL)) return price_load(k, cut, load, NULL);
+    const rows_sum all = { load->rows, load->context };
+    if (memo->rows != all.rows) renew_memo(k, all.rows, memo);
+    update_memo(k, &all, memo);
+    price p = { .dense_ns = memo->dense_ns, .attention_ns = memo->attention_ns, .layers = k->c->layers };
+    for (int32_t n = 0; n < k->index_layer_count; n++)
+        p.indexer_ns += memo->kinds[k->kind[k->index_layers[n]]].indexer_ns;
+    return total_of(k, &p, all.rows, load->logits, false, NULL);
+}
+
+int64_t cedar_cost_step_ns(const cedar_cost *k, const cedar_step_plan *plan, cedar_cost_parts *parts) {
+    cedar_cost_load load = { .logits = plan->logits };
+    for (uint32_t i = 0; i < plan->entry_count; i++)
+        cedar_cost_load_add(&load, plan->entries[i].pos, plan->entries[i].rows, plan->entries[i].kept);
+    load.trimmed = plan->trimmed;
+    return price_load(k, plan->cut, &load, parts);
 }
 
 int64_t cedar_cost_predict_ns(const cedar_cost *k, uint32_t decode_rows, uint32_t context_mean, uint32_t prefill_rows,
                               uint32_t prefill_pos) {
     rows_sum s = { decode_rows, (double)decode_rows * context_mean };
-    add_rows(&s, prefill_pos, prefill_rows);
+    add_rows(&s.rows, &s.context, prefill_pos, prefill_rows);
     if (s.rows <= 0) return 0;
+    kind_price kinds[CEDAR_COST_KINDS];
+    price_kinds(k, &s, kinds);
     price p = { 0 };
-    add_layers(k, 0, k->c->layers, &s, &p);
+    add_group(k, &(group){ 0, k->c->layers, &s, kinds }, &p);
     return total_of(k, &p, s.rows, s.rows, false, NULL);
 }

@@ -45,6 +45,14 @@ const cedar_hardware_key *cedar_hardware_keys(size_t *count);
 
 typedef enum cedar_graphs { CEDAR_GRAPHS_FULL, CEDAR_GRAPHS_SPLIT, CEDAR_GRAPHS_OFF } cedar_graphs;
 
+enum { CEDAR_COST_KINDS = CEDAR_LAYERS_MAX };
+
+/* Layers that cost the same per row. */
+typedef struct cedar_cost_kind {
+    double ratio;                   /* 0: window only */
+    bool scores, pooled;            /* it scores entries; only those of the candidate pool */
+} cedar_cost_kind;
+
 /* A shape on hardware, with everything that does not depend on the plan. */
 typedef struct cedar_cost {
     cedar_hardware hw;
@@ -59,7 +67,34 @@ typedef struct cedar_cost {
     double core_flop;               /* per row, layer and key */
     double score_flop;              /* per row and scored entry */
     double kv_key_bytes, window_key_bytes, index_key_bytes;
+    double bandwidth, matmul_rate, attention_rate, indexer_rate;    /* of all GPUs, with their efficiencies */
+    int32_t index_layers[CEDAR_LAYERS_MAX], index_layer_count;      /* layers that score, ascending */
+    cedar_cost_kind kinds[CEDAR_COST_KINDS];
+    uint32_t kind_count;
+    uint8_t kind[CEDAR_LAYERS_MAX]; /* of each layer */
 } cedar_cost;
+
+/* What a step's price depends on. Sums over its rows: how many, and positions that they attend to (pos + 1 each). */
+typedef struct cedar_cost_load {
+    double rows, context;
+    double kept_rows, kept_context; /* of the rows that run behind the cut */
+    uint32_t logits;
+    bool trimmed;
+} cedar_cost_load;
+
+/* Adds `rows` rows of a sequence from position pos on, the last `kept` of which run behind the cut. */
+void cedar_cost_load_add(cedar_cost_load *load, uint32_t pos, uint32_t rows, uint32_t kept);
+
+/* What a step that trims nothing has in common with the one before, so that it is worked out once; zero-initialised
+ * knows nothing. It changes no price. */
+typedef struct cedar_cost_memo {
+    double rows, dense_ns;          /* weights and matrix operations of all layers on so many rows */
+    double attention_ns;            /* of all layers, with the kinds below */
+    struct {
+        double keys, chosen, entries;           /* what the figures of a layer of the kind follow from */
+        double attention_ns, indexer_ns;
+    } kinds[CEDAR_COST_KINDS];
+} cedar_cost_memo;
 
 /* Where a step's time goes, nanoseconds. */
 typedef struct cedar_cost_parts {
@@ -72,6 +107,9 @@ typedef struct cedar_cost_parts {
 /* `c` must outlive the cost. A description that lacks a figure or holds an impossible one is CEDAR_E_ARG. */
 cedar_status cedar_cost_make(const cedar_config *c, const cedar_hardware *hw, cedar_graphs graphs, cedar_cost *out,
                              cedar_err *err) CEDAR_USE_RESULT;
+
+/* Price of a step from its sums; memo may be NULL. */
+int64_t cedar_cost_load_ns(const cedar_cost *k, cedar_cut cut, const cedar_cost_load *load, cedar_cost_memo *memo);
 
 /* Price of a plan; parts may be NULL. */
 int64_t cedar_cost_step_ns(const cedar_cost *k, const cedar_step_plan *plan, cedar_cost_parts *parts);

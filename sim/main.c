@@ -94,6 +94,21 @@ static const cedar_verb verbs[] = {
       "  cedar check-golden tests/golden/tiny-s1 --arith wide -v\n"
       "  cedar check-golden tests/golden/tiny2-s1 --arith f32 -v\n",
       cedar_cli_check_golden },
+    { "bench", "measure the program itself; each figure against a limit or a peer of the same run",
+      "usage: cedar bench sim [--requests N] [--repeat N] [--lanes N] [--csv]\n"
+      "\n"
+      "sim   the simulator on one core: requests a second of a modelled replay of 48 recorded sessions, with the\n"
+      "      store and without; the store against bare prepared inserts of the same rows; the replay against a bare\n"
+      "      event loop; loading traces. Each is repeated; shown are median, least and most (docs/METHOD.md).\n"
+      "\n"
+      "      --requests N    requests of each replay (default 200000)\n"
+      "      --repeat N      repetitions (default 5)\n"
+      "      --lanes N       sessions at the same time (default 128)\n"
+      "  -c, --csv           comma-separated values\n"
+      "\n"
+      "example:\n"
+      "  cedar bench sim --repeat 9\n",
+      cedar_cli_bench },
     { "help", "how to use a verb",
       "usage: cedar help [VERB]\n"
       "\n"

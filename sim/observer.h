@@ -66,6 +66,7 @@ typedef enum cedar_miss_reason {            /* why a prompt token was not served
 typedef struct cedar_request_row {
     int64_t run_id, request_id, session_id; /* request_id 1, 2, ... in arrival order within the run */
     int32_t lane, stream, turn;
+    uint32_t engine;                        /* 1, 2, ...; 0: the request never came to one */
     const char *trace_id, *phase;           /* phase "profiling" | "primer" | "warmup"; only profiling counts */
     uint32_t in_recorded, out_recorded;     /* tokens in the trace */
     uint32_t in_tokens, out_tokens;         /* tokens replayed (after length scale) */
@@ -82,18 +83,22 @@ typedef struct cedar_request_row {
     const char *error;                      /* "" or a sentence; then first/last may be -1 */
 } cedar_request_row;
 
+/* One step, or in modelled runs with steps_per_row > 1 several of one engine: counts are sums over them, waiting,
+ * running, pages and bytes the most of any (pages_free the least). */
 typedef struct cedar_step_row {
-    int64_t run_id, step_id;
+    int64_t run_id, step_id;                /* of the first */
+    uint32_t steps, engine;                 /* engine: 1, 2, ... */
     uint32_t entries, prefill_entries, decode_entries;
     uint32_t rows, prefill_rows, decode_rows, replayed_rows, kept_rows;
-    bool trimmed;
+    uint32_t trimmed;                       /* steps in which some rows skipped the layers behind the cut */
     const char *graph;                      /* "none" on the CPU */
     uint32_t waiting, running;              /* requests after planning */
     uint32_t pages_free, pages_cached;
     uint64_t kv_bytes_used;                 /* pages in use, cached ones included */
     uint64_t window_bytes_stored;           /* snapshots held by the prefix cache */
     int64_t start_sched_ns, end_sched_ns;
-    int64_t start_ns, duration_ns;          /* [timing] meter start; measured or recorded duration */
+    int64_t start_ns, end_ns;               /* [timing] meter */
+    int64_t duration_ns;                    /* [timing] measured, recorded or modelled */
     int64_t plan_ns;                        /* [timing] host time spent planning */
 } cedar_step_row;
 

@@ -125,6 +125,14 @@ static const cedar_opt_info table[] = {
     { "window_cache_bytes", CEDAR_OPT_INT, "0", 0, whole_max, NULL,
       "stored windows of the prefix cache in bytes (exact and decoder); 0 = unlimited", AT(window_cache_bytes) },
 
+    { "engines", CEDAR_OPT_INT, "1", 1, 1024, NULL,
+      "engines that share the lanes, each with pages of its own (modelled, without numerics)", AT(engines) },
+    { "routing", CEDAR_OPT_CHOICE, "session", 0, 0, "session|round_robin|least_loaded|prefix|policy",
+      "engine of a request; session: its session's; policy: what a function of the scenario says",
+      AT(routing) },
+    { "routing_policy", CEDAR_OPT_STRING, "", 0, 0, NULL,
+      "name and hash of the scenario's routing policy; given as a function", AT(routing_policy) },
+
     { "step_tokens", CEDAR_OPT_INT, "256", 1, 65536, NULL, "tokens in one step at most", AT(step_tokens) },
     { "chunk_tokens", CEDAR_OPT_INT, "0", 0, 65536, NULL, "prompt tokens of one request in one step; 0 = step_tokens",
       AT(chunk_tokens) },
@@ -143,6 +151,9 @@ static const cedar_opt_info table[] = {
       "step length on the schedule axis: pace_step_us + rows * pace_row_us, or the clock's", AT(pace) },
     { "pace_step_us", CEDAR_OPT_INT, "1000", 1, 1e9, NULL, "schedule time of a step in us", AT(pace_step_us) },
     { "pace_row_us", CEDAR_OPT_INT, "20", 0, 1e9, NULL, "schedule time of each row of a step in us", AT(pace_row_us) },
+
+    { "steps_per_row", CEDAR_OPT_INT, "1", 1, 1e6, NULL,
+      "engine steps that a row of the table steps sums up (modelled runs without numerics)", AT(steps_per_row) },
 
     { "quality", CEDAR_OPT_BOOL, "false", 0, 0, NULL, "score every decoded position against exact recomputation",
       AT(quality) },
@@ -504,6 +515,7 @@ cedar_status cedar_opts_set(cedar_run_opts *o, const char *key, const char *valu
 }
 
 void cedar_opts_policy(cedar_run_opts *o, const cedar_policy *policy) { o->policy = policy; }
+void cedar_opts_router(cedar_run_opts *o, const cedar_router *router) { o->router = router; }
 
 /* New options with the values of `from`, or the defaults. */
 static cedar_status make(const cedar_run_opts *from, cedar_run_opts **out, cedar_err *err) {
@@ -519,6 +531,7 @@ static cedar_status make(const cedar_run_opts *from, cedar_run_opts **out, cedar
     if (from) {
         memcpy(o->given, from->given, sizeof o->given);
         o->policy = from->policy;
+        o->router = from->router;
     }
     *out = o;
     return CEDAR_OK;

@@ -32,6 +32,11 @@ typedef enum cedar_history { CEDAR_HISTORY_RECORDED } cedar_history;
 typedef enum cedar_salt { CEDAR_SALT_TREE, CEDAR_SALT_NONE } cedar_salt;
 typedef enum cedar_floor_mode { CEDAR_FLOOR_MARK, CEDAR_FLOOR_ADMIT } cedar_floor_mode;
 
+typedef enum cedar_routing {
+    CEDAR_ROUTING_SESSION, CEDAR_ROUTING_ROUND_ROBIN, CEDAR_ROUTING_LEAST_LOADED, CEDAR_ROUTING_PREFIX,
+    CEDAR_ROUTING_POLICY
+} cedar_routing;
+
 enum { CEDAR_OPT_KEYS_MAX = 96 };
 
 struct cedar_run_opts {
@@ -86,6 +91,10 @@ struct cedar_run_opts {
     int64_t kv_pages;               /* 0 = made from lanes and context */
     int64_t window_cache_bytes;     /* 0 = unlimited */
 
+    int64_t engines;
+    cedar_routing routing;
+    const char *routing_policy;     /* name and hash of the policy below, "" = none */
+
     int64_t step_tokens;
     int64_t chunk_tokens;           /* 0 = step_tokens */
     int64_t batch_max;              /* 0 = no limit */
@@ -97,11 +106,14 @@ struct cedar_run_opts {
     cedar_pace pace;
     int64_t pace_step_us, pace_row_us;
 
+    int64_t steps_per_row;
+
     bool quality;
     int64_t quality_every;
     bool prompt_scores;
 
     const cedar_policy *policy;     /* borrowed, NULL = none */
+    const cedar_router *router;     /* the same */
     bool given[CEDAR_OPT_KEYS_MAX]; /* set by the user: keeps its value when `rules` changes the defaults */
     char *text[CEDAR_OPT_KEYS_MAX]; /* value of each key as canonical text, in table order; owned. The strings above
                                      * point into it. */

@@ -211,7 +211,7 @@ uint32_t cedar_prompt_theory(const cedar_prompts *p, uint32_t trace, uint32_t st
 /* --- tokens ------------------------------------------------------------------------------------------------------- */
 
 /* One stretch of tokens with one key: token i of the stretch is number (offset + i) of the key's stream. */
-typedef struct stretch { uint64_t key; uint32_t offset, count; } stretch;
+typedef struct stretch { uint64_t key; uint32_t offset, count; bool salted; } stretch;
 
 static int32_t token_at(const cedar_prompt_rules *rules, uint64_t key, uint32_t offset) {
     int32_t id = (int32_t)cedar_rng_below(key, offset, (uint64_t)(rules->vocab - (int32_t)rules->special_count));
@@ -219,11 +219,13 @@ static int32_t token_at(const cedar_prompt_rules *rules, uint64_t key, uint32_t 
     return id;
 }
 
-static uint64_t block_key(const cedar_prompts *p, const cedar_turn_ref *ref, const cedar_turn *turn, uint32_t block) {
-    const cedar_trace *t = &p->corpus->traces[ref->trace];
-    uint32_t system = (t->streams[ref->stream].system_tokens + t->block_tokens - 1) / t->block_tokens;
-    return cedar_mix64(p->scope[ref->trace] ^ cedar_mix64((uint64_t)turn->block_ids[block])) ^
-           (block < system ? 0 : ref->salt);
+static uint32_t system_blocks(const cedar_trace *t, uint32_t stream) {
+    return (t->streams[stream].system_tokens + t->block_tokens - 1) / t->block_tokens;
+}
+
+static uint64_t block_key(const cedar_prompts *p, const cedar_turn_ref *ref, const cedar_turn *turn, uint32_t block,
+                          bool salted) {
+    return cedar_mix64(p->scope[ref->trace] ^ cedar_mix64((uint64_t)turn->block_ids[block])) ^ (salted ? ref->salt : 0);
 }
 
 /* What no id describes: told apart by stream, turn and kind. */
@@ -232,21 +234,26 @@ static uint64_t own_key(const cedar_prompts *p, const cedar_turn_ref *ref, uint3
     return cedar_mix64(p->own[ref->trace] ^ cedar_mix64(where)) ^ ref->salt;
 }
 
+/* Tokens of a block after scaling. */
+static uint32_t block_size(const cedar_prompts *p, const cedar_trace *t) {
+    return (uint32_t)((uint64_t)t->block_tokens * p->rules.length_num / p->rules.length_den);
+}
+
 /* The stretch of a prompt's tokens at `pos`, up to the block's end. */
 static stretch prompt_stretch(const cedar_prompts *p, const cedar_turn_ref *ref, uint32_t pos) {
     const cedar_trace *t = &p->corpus->traces[ref->trace];
     const cedar_turn *turns = t->streams[ref->stream].turns, *turn = &turns[ref->turn];
-    uint32_t size = (uint32_t)((uint64_t)t->block_tokens * p->rules.length_num / p->rules.length_den);
-    uint32_t block = pos / size, offset = pos % size, whole = whole_blocks(t, turn);
-    stretch s = { .offset = offset, .count = size - offset };
+    uint32_t size = block_size(p, t), block = pos / size, offset = pos % size, whole = whole_blocks(t, turn);
+    stretch s = { .offset = offset, .count = size - offset, .salted = block >= system_blocks(t, ref->stream) };
     uint32_t from = ref->turn;
     if (block == whole && whole == turn->in_tokens / t->block_tokens)
         from = link_of(p, ref->trace, ref->stream, ref->turn)->tail_turn;
     if (block < turns[from].block_count) {
-        s.key = block_key(p, ref, &turns[from], block);
+        s.key = block_key(p, ref, &turns[from], block, s.salted);
     } else {
         s.key = own_key(p, ref, from, 0);
         s.offset = pos;
+        s.salted = true;
     }
     return s;
 }
@@ -264,19 +271,91 @@ static stretch answer_stretch(const cedar_prompts *p, const cedar_turn_ref *ref,
             return s;
         }
     }
-    return (stretch){ .key = own_key(p, ref, ref->turn, 1), .offset = pos, .count = UINT32_MAX };
+    return (stretch){ .key = own_key(p, ref, ref->turn, 1), .offset = pos, .count = UINT32_MAX, .salted = true };
+}
+
+/* The stretch of prompt and answer at `pos`, inside one of the two. in: length of the prompt. */
+static stretch stretch_at(const cedar_prompts *p, const cedar_turn_ref *ref, uint32_t in, uint32_t pos) {
+    stretch s = pos < in ? prompt_stretch(p, ref, pos) : answer_stretch(p, ref, pos);
+    if (pos < in && s.count > in - pos) s.count = in - pos;
+    return s;
+}
+
+static uint32_t prompt_tokens(const cedar_prompts *p, const cedar_turn_ref *ref) {
+    return cedar_prompt_scale(&p->rules,
+                              p->corpus->traces[ref->trace].streams[ref->stream].turns[ref->turn].in_tokens);
 }
 
 void cedar_prompt_fill(const cedar_prompts *p, const cedar_turn_ref *ref, uint32_t first, uint32_t count,
                        int32_t *out) {
-    uint32_t in = cedar_prompt_scale(&p->rules,
-                                     p->corpus->traces[ref->trace].streams[ref->stream].turns[ref->turn].in_tokens);
+    uint32_t in = prompt_tokens(p, ref);
     for (uint32_t n = 0; n < count;) {
-        uint32_t pos = first + n;
-        stretch s = pos < in ? prompt_stretch(p, ref, pos) : answer_stretch(p, ref, pos);
-        uint32_t most = pos < in && s.count > in - pos ? in - pos : s.count;
-        if (most > count - n) most = count - n;
+        stretch s = stretch_at(p, ref, in, first + n);
+        uint32_t most = s.count > count - n ? count - n : s.count;
         for (uint32_t i = 0; i < most; i++) out[n + i] = token_at(&p->rules, s.key, s.offset + i);
         n += most;
     }
 }
+
+/* --- names of pages ----------------------------------------------------------------------------------------------- */
+
+static uint64_t name_add(uint64_t name, const stretch *s) {
+    name = cedar_mix64(name ^ s->key) * 0x9E3779B97F4A7C15ull;
+    return cedar_mix64(name ^ ((uint64_t)s->offset << 32 | s->count)) + s->salted;
+}
+
+static stretch salted_stretch(const cedar_prompts *p, const cedar_turn_ref *plain, bool salts, uint32_t in,
+                              uint32_t pos) {
+    stretch s = stretch_at(p, plain, in, pos);
+    s.salted &= salts;
+    return s;
+}
+
+/* Stretches that go on each other count as one, so that equal tokens have equal names however they were asked for. */
+static cedar_page_name page_name(const cedar_prompts *p, const cedar_turn_ref *ref, uint32_t in, uint32_t pos,
+                                 uint32_t end) {
+    const cedar_turn_ref plain = { .trace = ref->trace, .stream = ref->stream, .turn = ref->turn };
+    cedar_page_name n = { 0, false };
+    stretch open = salted_stretch(p, &plain, ref->salt != 0, in, pos);
+    for (;;) {
+        if (open.count > end - pos) open.count = end - pos;
+        n.salted |= open.salted;
+        pos += open.count;
+        if (pos == end) break;
+        stretch next = salted_stretch(p, &plain, ref->salt != 0, in, pos);
+        if (next.key == open.key && next.offset == open.offset + open.count && next.salted == open.salted) {
+            pos -= open.count;
+            open.count = next.count > UINT32_MAX - open.count ? UINT32_MAX : open.count + next.count;
+            continue;
+        }
+        n.name = name_add(n.name, &open);
+        open = next;
+    }
+    n.name = name_add(n.name, &open);
+    return n;
+}
+
+void cedar_prompt_names(const cedar_prompts *p, const cedar_turn_ref *ref, uint32_t page_tokens, uint32_t first,
+                        uint32_t count, cedar_page_name *out) {
+    uint32_t in = prompt_tokens(p, ref);
+    for (uint32_t i = first; i < count; i++)
+        out[i] = page_name(p, ref, in, i * page_tokens, (i + 1) * page_tokens);
+}
+
+uint32_t cedar_prompt_pages_kept(const cedar_prompts *p, const cedar_turn_ref *ref, uint32_t page_tokens) {
+    if (!ref->turn) return 0;
+    const cedar_trace *t = &p->corpus->traces[ref->trace];
+    const cedar_turn *b = &t->streams[ref->stream].turns[ref->turn], *a = b - 1;
+    uint32_t same = cedar_turn_common_blocks(a, b), in_a = whole_blocks(t, a), in_b = whole_blocks(t, b);
+    if (same > in_a) same = in_a;
+    if (same > in_b) same = in_b;
+    return (uint32_t)((uint64_t)same * block_size(p, t) / page_tokens);
+}
+
+void cedar_prompt_lengths(const cedar_prompts *p, const cedar_turn_ref *ref, uint32_t *in, uint32_t *out) {
+    const cedar_turn *turn = &p->corpus->traces[ref->trace].streams[ref->stream].turns[ref->turn];
+    *in = cedar_prompt_scale(&p->rules, turn->in_tokens);
+    *out = cedar_prompt_scale(&p->rules, turn->out_tokens);
+}
+
+uint64_t cedar_prompt_scope(const cedar_prompts *p, uint32_t trace) { return p->scope[trace]; }

@@ -1,4 +1,4 @@
-/* Private to the run: its state, shared by run_open.c (what a run is made of) and run.c (what happens in it). */
+/* Private to the run: its state, shared by run_open.c (what a run is made of) and run*.c (what happens in it). */
 #ifndef CEDAR_SIM_RUN_INT_H
 #define CEDAR_SIM_RUN_INT_H
 
@@ -6,6 +6,7 @@
 
 /* A request between arrival and last token. */
 typedef struct cedar_request {
+    struct cedar_request *next;     /* of those that can be used again */
     cedar_request_row row;          /* filled as things happen */
     cedar_phase phase;
     uint32_t lane, stream;
@@ -17,7 +18,16 @@ typedef struct cedar_request {
     uint32_t depth;                 /* provenance of the rows it computes */
     bool scored;
     cedar_snap *snap;               /* windows at the last page boundary */
+    /* on a modelled engine alone */
+    cedar_turn_ref ref;
+    uint32_t engine, pages;         /* its number from 0, and pages it holds there beside those of its hit */
+    uint32_t pos, start, write_floor;       /* next position to feed, the first one fed */
+    uint64_t order;                 /* of admission, on its engine */
+    uint64_t ends;                  /* decode step of its engine behind which it ends */
 } cedar_request;
+
+/* What a run has when nothing computes: run_modelled.c. */
+typedef struct run_modelled run_modelled;
 
 typedef struct cedar_run_state {
     const cedar_run_opts *opts;
@@ -30,12 +40,14 @@ typedef struct cedar_run_state {
     char origin[256], model_hash[65];
     cedar_corpus *corpus;
     cedar_prompts *prompts;
+    cedar_prefixes *prefixes;       /* of modelled runs */
     cedar_prompt_rules prompt_rules;
     cedar_lane_rules lane_rules;
     cedar_replay_rules rules;
     cedar_engine_opts engine_opts;
     cedar_memory_plan memory;
-    cedar_engine *engine;
+    cedar_engine *engine;           /* NULL: the run is modelled, without numerics */
+    run_modelled *modelled;
     cedar_quality *quality;
     cedar_cache *cache;             /* NULL: prefix_cache is off */
     cedar_lanes *lanes;
@@ -63,6 +75,7 @@ typedef struct cedar_run_state {
     uint32_t running_count;
     bool blocked;                   /* the first waiting request did not fit; wait for one to end */
     int64_t requests, steps;
+    cedar_request *spare;           /* ended ones, to be used again */
 
     cedar_sched_item *items;        /* [seq_count] */
     cedar_sched_slice *slices;      /* [seq_count] */
@@ -93,7 +106,76 @@ cedar_status cedar_run_load_model(cedar_run_cache *c, const cedar_run_opts *o, c
 cedar_status cedar_run_load_corpus(cedar_run_cache *c, const cedar_run_opts *o, const char *data_dir,
                                    cedar_corpus **out, cedar_err *err) CEDAR_USE_RESULT;
 
-/* Gives back what a request holds; q may be NULL. */
+/* Gives back what a request holds, and the request itself for another one; q may be NULL. */
 void cedar_request_free(cedar_run_state *r, cedar_request *q);
+
+/* --- run.c: what both kinds of run have in common ----------------------------------------------------------------- */
+
+/* What is folded into the event hash, first word of each event (docs/METHOD.md "Repeating a run"). */
+typedef enum run_mark {
+    RUN_MARK_ARRIVAL = 1, RUN_MARK_ADMIT, RUN_MARK_STEP, RUN_MARK_ENTRY, RUN_MARK_TOKEN, RUN_MARK_END, RUN_MARK_SESSION,
+    RUN_MARK_PHASE
+} run_mark;
+
+void run_note(cedar_run_state *r, run_mark what, uint64_t a, uint64_t b, uint64_t c);
+
+int64_t run_host_ns(void);
+bool run_stores_windows(const cedar_run_state *r);
+const char *run_step_graph(const cedar_run_state *r);       /* how steps are launched: graphs are the GPU's */
+void run_progress(const cedar_run_state *r);
+
+static inline void run_peak(uint64_t *most, uint64_t now) {
+    if (now > *most) *most = now;
+}
+
+/* Reports an ended request. */
+cedar_status run_emit_request(cedar_run_state *r, const cedar_request *q, cedar_err *err) CEDAR_USE_RESULT;
+
+/* A request has ended at schedule time `now`; its lane goes on. */
+cedar_status run_end_turn(cedar_run_state *r, const cedar_request *q, cedar_turn_end how, int64_t now,
+                          cedar_err *err) CEDAR_USE_RESULT;
+
+/* A request that never ran: it ends at schedule time `now`. */
+cedar_status run_reject(cedar_run_state *r, cedar_request *q, cedar_turn_end how, const char *why, int64_t now,
+                        cedar_err *err) CEDAR_USE_RESULT;
+
+/* Handles what is due up to a schedule time. */
+cedar_status run_handle_until(cedar_run_state *r, int64_t time_ns, cedar_err *err) CEDAR_USE_RESULT;
+
+/* A request as policies see it. */
+cedar_policy_request run_policy_request(const cedar_run_state *r, const cedar_request *q);
+
+/* The scenario's policy, asked with the state of the engine; *yes without one, and while nothing runs there. */
+cedar_status run_policy_admits(const cedar_run_state *r, const cedar_request *q, const cedar_policy_state *now,
+                               bool *yes, cedar_err *err) CEDAR_USE_RESULT;
+
+/* Nothing runs and nothing waits: on to the next event, or phase. *over: there is none. */
+cedar_status run_idle(cedar_run_state *r, bool *over, cedar_err *err) CEDAR_USE_RESULT;
+
+/* --- run_engine.c ------------------------------------------------------------------------------------------------- */
+
+/* A request that fits the engine joins the line; owned from then on, not after a failure. */
+cedar_status run_engine_arrive(cedar_run_state *r, cedar_request *q, const cedar_turn_ref *ref,
+                               cedar_err *err) CEDAR_USE_RESULT;
+cedar_status run_engine_loop(cedar_run_state *r, cedar_err *err) CEDAR_USE_RESULT;
+
+/* Requests that the end of the run found on their way: reported, not dropped. */
+cedar_status run_engine_unfinished(cedar_run_state *r, cedar_err *err) CEDAR_USE_RESULT;
+
+/* --- run_modelled.c: the same where nothing is computed ----------------------------------------------------------- */
+
+cedar_status run_modelled_new(cedar_run_state *r, run_modelled **out, cedar_err *err) CEDAR_USE_RESULT;
+void run_modelled_free(run_modelled *m);    /* requests on their way, too */
+
+cedar_status run_modelled_arrive(run_modelled *m, cedar_request *q, const cedar_turn_ref *ref,
+                                   cedar_err *err) CEDAR_USE_RESULT;
+cedar_status run_modelled_loop(run_modelled *m, cedar_err *err) CEDAR_USE_RESULT;
+cedar_status run_modelled_unfinished(run_modelled *m, cedar_err *err) CEDAR_USE_RESULT;
+
+/* Lets go of the cached prefix that a request has pinned. */
+void run_modelled_unpin(run_modelled *m, const cedar_request *q);
+
+/* The lane's session has ended. */
+void run_modelled_forget(run_modelled *m, uint32_t lane);
 
 #endif

@@ -1,4 +1,6 @@
 /* What a run is made of: traces, model, rules, engine, cache, exact shadow and buffers, from the options. */
+#include <inttypes.h>
+
 #include "base/mem.h"
 #include "sim/run_int.h"
 
@@ -16,6 +18,17 @@ static cedar_status refuse_early(const run *r, cedar_err *err) {
     if (*o->admission && !o->policy)
         return cedar_fail(err, CEDAR_E_ARG,
                           "admission = \"%.64s\" names a policy; give it as a function, in a scenario", o->admission);
+    if (o->routing == CEDAR_ROUTING_POLICY && !o->router)
+        return cedar_fail(err, CEDAR_E_ARG, "routing = \"policy\" needs a function, which a scenario can give: "
+                          "routing = function(request, engines) ... end");
+    if (o->engines > 1 && cedar_run_backend(o) != CEDAR_BACKEND_NONE)
+        return cedar_fail(err, CEDAR_E_ARG,
+                          "engines = %" PRId64 ": a run has several engines only when they are modelled and compute "
+                          "nothing; take clock = \"modelled\" and backend = \"none\"", o->engines);
+    if (o->steps_per_row > 1 && cedar_run_backend(o) != CEDAR_BACKEND_NONE)
+        return cedar_fail(err, CEDAR_E_ARG,
+                          "steps_per_row = %" PRId64 ": steps are summed up only where they are modelled and compute "
+                          "nothing; else the duration of each is needed to replay them", o->steps_per_row);
     if (o->clock == CEDAR_CLOCK_RECORDED && !r->host->recorded)
         return cedar_fail(err, CEDAR_E_ARG,
                           "clock = \"recorded\" needs the durations of an earlier run; use `cedar replay RUN.db`");
@@ -213,6 +226,21 @@ static cedar_status open_buffers(run *r, cedar_err *err) {
     return cedar_fail(err, CEDAR_E_OOM, "no memory for steps of %u sequences", e->seq_count);
 }
 
+static cedar_status open_engine(run *r, cedar_err *err) {
+    cedar_status st = cedar_engine_open(r->model, &r->engine_opts, &r->engine, err);
+    if (st) return st;
+    r->engine_opts.backend = cedar_engine_options(r->engine)->backend;
+    st = open_cache(r, err);
+    if (!st) st = open_quality(r, err);
+    return st ? st : open_buffers(r, err);
+}
+
+static cedar_status open_modelled(run *r, cedar_err *err) {
+    cedar_status st = cedar_prefixes_new(r->prompts, r->corpus, r->engine_opts.page_tokens, !r->lane_rules.no_salt,
+                                         &r->prefixes, err);
+    return st ? st : run_modelled_new(r, &r->modelled, err);
+}
+
 cedar_status cedar_run_open(run *r, cedar_err *err) {
     const cedar_run_opts *o = r->opts;
     cedar_status st = cedar_opts_check(o, err);
@@ -233,11 +261,8 @@ cedar_status cedar_run_open(run *r, cedar_err *err) {
     make_engine_opts(r);
     st = cedar_plan_memory(r->config, &r->engine_opts, &r->memory, err);
     if (!st) st = make_cost(r, err);
-    if (!st) st = cedar_engine_open(r->model, &r->engine_opts, &r->engine, err);
-    if (!st) st = open_cache(r, err);
-    if (!st) st = open_quality(r, err);
-    if (!st) st = open_buffers(r, err);
-    return st;
+    if (st) return st;
+    return cedar_run_backend(o) == CEDAR_BACKEND_NONE ? open_modelled(r, err) : open_engine(r, err);
 }
 
 /* --- closing ------------------------------------------------------------------------------------------------------ */
@@ -245,15 +270,19 @@ cedar_status cedar_run_open(run *r, cedar_err *err) {
 void cedar_request_free(run *r, cedar_request *q) {
     if (!q) return;
     if (q->seq >= 0) cedar_seq_close(r->engine, q->seq);
-    if (q->node >= 0) cedar_cache_unpin(r->cache, q->node);
+    if (q->node >= 0 && r->modelled) run_modelled_unpin(r->modelled, q);
+    else if (q->node >= 0) cedar_cache_unpin(r->cache, q->node);
     cedar_snap_free(q->snap);
     cedar_free(q->tokens);
-    cedar_free(q);
+    q->next = r->spare;
+    r->spare = q;
 }
 
 void cedar_run_close(run *r) {
     for (uint32_t i = 0; i < r->running_count; i++) cedar_request_free(r, r->running[i]);
     for (size_t i = 0; i < r->waiting_count; i++) cedar_request_free(r, r->waiting[i]);
+    run_modelled_free(r->modelled);
+    cedar_prefixes_free(r->prefixes);
     cedar_cache_free(r->cache);
     cedar_quality_close(r->quality);
     cedar_engine_close(r->engine);
@@ -262,6 +291,11 @@ void cedar_run_close(run *r) {
     if (!r->host->cache) {
         cedar_corpus_free(r->corpus);
         cedar_model_close(r->model);
+    }
+    while (r->spare) {
+        cedar_request *q = r->spare;
+        r->spare = q->next;
+        cedar_free(q);
     }
     cedar_events_free(&r->events);
     cedar_samples_free(&r->ttft);

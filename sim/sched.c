@@ -9,15 +9,31 @@ static uint32_t chunk_rows(const cedar_sched_limits *limits, const cedar_sched_i
     return cedar_plan_chunk(end - item->pos, most, 0);
 }
 
+/* Prompt rows beside so many decode rows. */
+static uint32_t prompt_budget(const cedar_sched_limits *limits, uint32_t decoding) {
+    uint32_t left = limits->step_rows - decoding;
+    return decoding && limits->prefill_capped ? min_u32(left, limits->prefill_rows) : left;
+}
+
+uint32_t cedar_sched_chunks(const cedar_sched_limits *limits, uint32_t decoding, const cedar_sched_item *items,
+                            uint32_t count, cedar_sched_slice *slices) {
+    uint32_t n = 0, budget = prompt_budget(limits, decoding);
+    for (; n < count && budget && decoding + n < limits->step_seqs; n++) {
+        uint32_t rows = chunk_rows(limits, &items[n], budget);
+        slices[n] = (cedar_sched_slice){ .item = n, .rows = rows, .decode = false };
+        budget -= rows;
+    }
+    return n;
+}
+
 uint32_t cedar_sched_plan(const cedar_sched_limits *limits, const cedar_sched_item *items, uint32_t count,
                           cedar_sched_slice *slices) {
-    uint32_t n = 0, budget = limits->step_rows;
-    for (uint32_t i = 0; i < count && budget && n < limits->step_seqs; i++) {
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < count && n < limits->step_rows && n < limits->step_seqs; i++) {
         if (items[i].pos < items[i].prompt_tokens) continue;
         slices[n++] = (cedar_sched_slice){ .item = i, .rows = 1, .decode = true };
-        budget--;
     }
-    if (n && limits->prefill_capped) budget = min_u32(budget, limits->prefill_rows);
+    uint32_t budget = prompt_budget(limits, n);
     for (uint32_t i = 0; i < count && budget && n < limits->step_seqs; i++) {
         if (items[i].pos >= items[i].prompt_tokens) continue;
         uint32_t rows = chunk_rows(limits, &items[i], budget);

@@ -72,6 +72,22 @@ typedef struct cedar_policy {
                           cedar_err *err);
 } cedar_policy;
 
+/* An engine of a run with several, as a router sees it. */
+typedef struct cedar_policy_engine {
+    uint32_t waiting, running, decoding, pages_free, pages_total;
+    uint32_t cached_tokens;         /* of the prompt that its prefix cache can serve */
+} cedar_policy_engine;
+
+/* Chooses the engine of each request when it arrives, from its arguments alone: 0 .. count - 1. */
+typedef struct cedar_router {
+    void *self;
+    cedar_status (*route)(void *self, const cedar_policy_request *request, const cedar_policy_engine *engines,
+                          uint32_t count, uint32_t *engine, cedar_err *err);
+} cedar_router;
+
+/* Sets the router of routing = "policy", which `routing_policy` names; borrowed, also by copies. NULL: none. */
+void cedar_opts_router(cedar_run_opts *o, const cedar_router *router);
+
 /* Sets the policy of the option `admission`, which names it; borrowed, also by copies. NULL: none. */
 void cedar_opts_policy(cedar_run_opts *o, const cedar_policy *policy);
 

@@ -5,6 +5,8 @@
 #ifndef CEDAR_SIM_SIM_INT_H
 #define CEDAR_SIM_SIM_INT_H
 
+#include <stdio.h>
+
 #include "engine/engine.h"
 #include "sim/options_int.h"
 #include "sim/sim.h"
@@ -91,8 +93,118 @@ uint32_t cedar_prompt_scale(const cedar_prompt_rules *rules, uint32_t tokens);
 /* Tokens [first, first + count) of the turn's prompt followed by its recorded answer. */
 void cedar_prompt_fill(const cedar_prompts *p, const cedar_turn_ref *ref, uint32_t first, uint32_t count, int32_t *out);
 
+/* Scaled lengths of a turn's prompt and answer. */
+void cedar_prompt_lengths(const cedar_prompts *p, const cedar_turn_ref *ref, uint32_t *in, uint32_t *out);
+
+/* What a page of prompt and answer holds, without its tokens: equal names mean equal tokens under one salt (64-bit
+ * hashes of what the tokens are made from). salted: the tree's salt changes its tokens. */
+typedef struct cedar_page_name {
+    uint64_t name;
+    bool salted;
+} cedar_page_name;
+
+/* Names of pages [first, count) of the turn's prompt and answer into out [count]. Of ref->salt only counts whether
+ * there is one. */
+void cedar_prompt_names(const cedar_prompts *p, const cedar_turn_ref *ref, uint32_t page_tokens, uint32_t first,
+                        uint32_t count, cedar_page_name *out);
+
+/* First pages of the turn whose names are those of the turn before it in its stream, as far as block ids tell. */
+uint32_t cedar_prompt_pages_kept(const cedar_prompts *p, const cedar_turn_ref *ref, uint32_t page_tokens);
+
+/* Key of the block content of a trace: traces with equal keys share the meaning of their block ids. */
+uint64_t cedar_prompt_scope(const cedar_prompts *p, uint32_t trace);
+
 /* Block ids of the turn that an infinite cache of its trace alone has seen before. */
 uint32_t cedar_prompt_theory(const cedar_prompts *p, uint32_t trace, uint32_t stream, uint32_t turn);
+
+/* --- prefixes.c: which turns of a corpus share which pages, worked out once -------------------------------------- */
+
+enum { CEDAR_NO_EDGE = UINT32_MAX };
+
+/* A stretch of pages that prompts have in common: pages [first, end) of every prompt that runs through it. */
+typedef struct cedar_edge {
+    uint32_t parent;                        /* CEDAR_NO_EDGE: it begins at page 0 */
+    uint32_t first, end;
+    bool salted;                            /* its tokens differ from session to session */
+} cedar_edge;
+
+/* Where a turn's pages end: edges, CEDAR_NO_EDGE for no page. A turn never ends inside an edge. */
+typedef struct cedar_turn_edges {
+    uint32_t find;                          /* whole pages with a token of the prompt left over */
+    uint32_t prompt;                        /* whole pages of the prompt */
+    uint32_t all;                           /* whole pages of prompt and answer, without the last token */
+} cedar_turn_edges;
+
+typedef struct cedar_prefixes {
+    cedar_edge *edges;                      /* [edge_count], those of a group in a row */
+    uint32_t edge_count;
+    uint32_t *group_first;                  /* [trace_count] first edge of the trace's group: traces with common ids */
+    uint32_t *group_count;                  /* [trace_count] edges of it */
+    uint32_t *stream_first;                 /* [trace_count] index of the trace's stream 0 in turn_first */
+    uint64_t *turn_first;                   /* [streams of all traces] index of its turn 0 in turns */
+    cedar_turn_edges *turns;                /* [turns of all traces] */
+} cedar_prefixes;
+
+/* salts: trees have salts. The corpus of `p` has to stay. */
+cedar_status cedar_prefixes_new(const cedar_prompts *p, const cedar_corpus *corpus, uint32_t page_tokens, bool salts,
+                                cedar_prefixes **out, cedar_err *err) CEDAR_USE_RESULT;
+void cedar_prefixes_free(cedar_prefixes *x);
+
+const cedar_turn_edges *cedar_prefixes_turn(const cedar_prefixes *x, const cedar_turn_ref *ref);
+
+/* --- ledger.c: pages and prefix cache where nothing is computed: pages are counted, not held ---------------------- */
+
+/* One engine's ledger. What it finds, keeps and gives up is what cache.c would, page for page. */
+typedef struct cedar_ledger cedar_ledger;
+
+/* What a session tree has in one ledger. */
+typedef struct cedar_ledger_tree cedar_ledger_tree;
+
+typedef struct cedar_ledger_opts {
+    uint32_t page_tokens, page_count;
+    bool cache;                             /* false: pages end with their request */
+    bool windows;                           /* a hit needs stored windows at its end */
+    uint64_t window_bytes_max;              /* 0 = unlimited */
+} cedar_ledger_opts;
+
+typedef struct cedar_ledger_hit {
+    uint32_t matched_pages, hit_pages;
+    int32_t run;                            /* to pin: its end is the hit's, -1 = none */
+    uint32_t depth;                         /* largest provenance depth on the path */
+    cedar_miss_reason miss;
+} cedar_ledger_hit;
+
+cedar_status cedar_ledger_new(const cedar_prefixes *x, const cedar_ledger_opts *opts, cedar_ledger **out,
+                              cedar_err *err) CEDAR_USE_RESULT;
+void cedar_ledger_free(cedar_ledger *l);
+
+/* A tree begins; its pages may stay in the cache when it has ended. Ending NULL is legal. */
+cedar_status cedar_ledger_tree_open(cedar_ledger *l, uint32_t trace, cedar_ledger_tree **out,
+                                    cedar_err *err) CEDAR_USE_RESULT;
+void cedar_ledger_tree_end(cedar_ledger *l, cedar_ledger_tree *t);
+
+/* Longest cached prefix of the pages that end at an edge; t NULL: the tree has nothing here yet. Changes nothing. */
+void cedar_ledger_find(const cedar_ledger *l, const cedar_ledger_tree *t, uint32_t edge, cedar_ledger_hit *out);
+
+void cedar_ledger_pin(cedar_ledger *l, int32_t run);
+void cedar_ledger_unpin(cedar_ledger *l, int32_t run);
+
+/* Takes pages for a request; gives up cached ones for them if it must. *there: false when pinned ones are in the
+ * way. */
+void cedar_ledger_take(cedar_ledger *l, uint32_t pages, bool *there);
+void cedar_ledger_give(cedar_ledger *l, uint32_t pages);
+
+/* Whole pages of an ended request, up to an edge, become cached; new ones have provenance `depth`. snap_bytes: stored
+ * windows at their end, 0 = none. */
+cedar_status cedar_ledger_keep(cedar_ledger *l, cedar_ledger_tree *t, uint32_t edge, uint32_t depth,
+                               uint64_t snap_bytes, cedar_err *err) CEDAR_USE_RESULT;
+
+uint32_t cedar_ledger_free_pages(const cedar_ledger *l);
+uint32_t cedar_ledger_cached_pages(const cedar_ledger *l);
+uint64_t cedar_ledger_window_bytes(const cedar_ledger *l);
+
+/* Checks every structural invariant; NULL when all hold, else the broken one (tests). */
+const char *cedar_ledger_broken(const cedar_ledger *l);
 
 /* --- lanes.c: who asks what when ---------------------------------------------------------------------------------- */
 
@@ -299,6 +411,11 @@ typedef struct cedar_sched_slice {
 uint32_t cedar_sched_plan(const cedar_sched_limits *limits, const cedar_sched_item *items, uint32_t count,
                           cedar_sched_slice *slices);
 
+/* The prompt chunks of that plan alone, beside `decoding` decode rows: of items that are all in their prompts, the
+ * first ones, one slice each. */
+uint32_t cedar_sched_chunks(const cedar_sched_limits *limits, uint32_t decoding, const cedar_sched_item *items,
+                            uint32_t count, cedar_sched_slice *slices);
+
 /* --- floor.c: how long steps will take, and what a speed floor leaves room for ------------------------------------ */
 
 /* Predicts schedule lengths of steps. context_sum: positions that the decode rows attend to, all together. */
@@ -331,15 +448,22 @@ uint32_t cedar_floor_prefill_rows(const cedar_predictor *p, int64_t step_ns, uin
 
 /* --- stats.c: lists and percentiles ------------------------------------------------------------------------------- */
 
+/* A list of numbers that takes the same memory however long it gets: what does not fit lies in a temporary file that
+ * has no name. Zero-initialised is empty. */
 typedef struct cedar_samples {
-    double *v;
+    double *v;                              /* [count of capacity] the latest */
     size_t count, capacity;
+    FILE *file;                             /* the `filed` before them; NULL = none */
+    uint64_t filed;
+    double sum;                             /* in the order of adding */
 } cedar_samples;
 
 cedar_status cedar_samples_add(cedar_samples *s, double v, cedar_err *err) CEDAR_USE_RESULT;
 void cedar_samples_free(cedar_samples *s);
 double cedar_samples_mean(const cedar_samples *s);             /* NaN when empty */
-double cedar_samples_percentile(cedar_samples *s, double p);    /* sorts; linear between ranks; NaN when empty */
+
+/* As sim/percentile.h defines it; NaN when empty. Fails only where the file cannot be read. */
+cedar_status cedar_samples_percentile(cedar_samples *s, double p, double *out, cedar_err *err) CEDAR_USE_RESULT;
 
 /* --- quality.c: the exact shadow ---------------------------------------------------------------------------------- */
 

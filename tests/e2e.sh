@@ -270,6 +270,31 @@ kills() {
     exits "interrupted: replay compares what there is" 0 'same' "$cedar" replay "$out/int.db"
 }
 
+benches() {
+    exits "bench without a subject" 1 'say what to measure' "$cedar" bench
+    exits "bench of something unknown" 1 'do you mean "sim"' "$cedar" bench sin
+    exits "bench with a wrong number" 1 'an option of sim is wrong' "$cedar" bench sim --repeat 0
+    mkdir -p "$out/tmp"
+    TMPDIR="$out/tmp" "$cedar" bench sim --requests 3000 --repeat 2 --lanes 16 --csv >"$out/bench.csv" 2>&1
+    same "bench sim" $? 0
+    same "bench sim: a row per figure" "$(wc -l <"$out/bench.csv")" 17
+    ok "bench sim: every figure is above 0" awk -F, 'NR > 1 && !($3 > 0 && $4 > 0 && $4 <= $3 && $3 <= $5) { exit 1 }' \
+        "$out/bench.csv"
+    ok "bench sim leaves nothing behind" rmdir "$out/tmp"
+}
+
+# An engine of its own for each session, and rows of many steps: a modelled run and its replay.
+modelled() {
+    exits "modelled engines" 0 'wrote' "$cedar" run scenarios/routing.lua -q -o "$out/routing.db" requests_max=300
+    exits "modelled engines: replay" 0 'same' "$cedar" replay "$out/routing.db"
+    same "modelled engines: four of them" "$(sql "$out/routing.db" "SELECT count(DISTINCT engine) FROM requests
+        WHERE run_id = 2")" 4
+    same "modelled engines: rows are of 64 steps" "$(sql "$out/routing.db" 'SELECT max(steps) FROM steps')" 64
+    same "modelled engines: no step is lost" "$(sql "$out/routing.db" "SELECT count(*) FROM runs u WHERE steps <>
+        (SELECT sum(steps) FROM steps s WHERE s.run_id = u.run_id)")" 0
+    exits "modelled engines: the view" 0 'session,4,' "$cedar" report "$out/routing.db" --csv v_engines
+}
+
 goldens() {
     local folder arith
     for folder in tests/golden/*/; do
@@ -299,6 +324,8 @@ unended
 terminals
 replays
 kills
+benches
+modelled
 goldens
 if [ -n "${CEDAR_TALLY:-}" ]; then
     echo "$passed $failed $skipped" >>"$CEDAR_TALLY"

@@ -39,6 +39,7 @@ struct cedar_snap { uint32_t pos; uint64_t prefix; bool off; };
 static int64_t fake_calls;      /* never reset: durations of two runs differ */
 static uint32_t fake_entries_max, fake_fail_step, fake_hidden_pages;
 static uint32_t fake_models;     /* opened so far */
+static int32_t fake_vocab = FAKE_VOCAB;     /* ids that prompts have; logits are there for the first FAKE_VOCAB */
 static uint32_t fake_refuse_every, fake_opens;    /* every n-th sequence is refused, 0 = none */
 
 static uint64_t fake_prefix(const int32_t *t, uint32_t n) {
@@ -51,12 +52,19 @@ cedar_status cedar_config_load(const char *path, cedar_config *out, cedar_err *e
     (void)path;
     (void)err;
     *out = (cedar_config){ .name = "fake",
-                           .vocab = FAKE_VOCAB,
+                           .vocab = fake_vocab,
                            .window = FAKE_WINDOW,
                            .positions_max = FAKE_POSITIONS,
                            .ratio_lcm = 2,
                            .layers = 4,
                            .cut = 2,
+                           /* for prices, when time is modelled */
+                           .hidden = 64, .heads = 4, .head_dim = 32, .q_lora = 32, .o_groups = 1, .o_lora = 16,
+                           .experts = 8, .experts_per_token = 2, .moe_dim = 32, .hc = 4,
+                           .index_heads = 2, .index_dim = 32, .index_topk = 8, .candidate_source = 1,
+                           .candidate_blocks = 4, .candidate_block = 4,
+                           .ratio = { 0, 2, 1, 1 }, .is_kv_source = { false, true, true },
+                           .is_index_source = { false, true, true, true },
                            .stages = 1,
                            .draft_noise = 5,
                            .engram_layer_count = 1,
@@ -295,7 +303,7 @@ cedar_status cedar_engine_step(cedar_engine *e, const cedar_step_plan *plan, ced
         CEDAR_ASSERT(s->open && p->pos == s->pos && p->rows > 0 && p->logits <= p->kept);
         CEDAR_ASSERT(p->pos + p->rows <= s->page_count * e->opts.page_tokens);
         for (uint32_t k = 0; k < p->rows; k++) {
-            CEDAR_ASSERT(p->tokens[k] >= 0 && p->tokens[k] < FAKE_VOCAB);
+            CEDAR_ASSERT(p->tokens[k] >= 0 && p->tokens[k] < fake_vocab);
             s->tokens[s->pos++] = p->tokens[k];
             if (s->pos % e->opts.page_tokens == 0 && s->pos > s->floor)
                 e->content[s->pages[s->pos / e->opts.page_tokens - 1]] = fake_prefix(s->tokens, s->pos);

@@ -51,6 +51,7 @@ typedef struct journal {
     cedar_run_cache *cache;                 /* lent to the run; NULL = none */
     cedar_status (*hardware)(const char *data_dir, const char *name, struct cedar_hardware *out, cedar_err *err);
     int fail_at_step;
+    int64_t fail_alloc;                     /* the run's n-th allocation fails; 0 = none does */
     volatile int stop;
     int stop_at_step, stop_at_row, rows_seen;       /* rows of any kind */
 } journal;
@@ -216,7 +217,9 @@ __attribute__((unused)) static cedar_status play_run(const char *trace, const ch
     cedar_run_host host = { .observer = &obs, .data_dir = ".", .recorded = recorded, .stop = &l->stop,
                             .cache = l->cache, .hardware = l->hardware };
     memset(out, 0, sizeof *out);
+    cedar_mem_fail_at(l->fail_alloc);
     cedar_status st = cedar_run(o, 1, &host, out, err);
+    cedar_mem_fail_at(0);
     fclose(l->to);
     fclose(l->timing_to);
     cedar_opts_free(o);

@@ -149,6 +149,46 @@ START_TEST(prices_grow) {
 }
 END_TEST
 
+/* What a memo keeps changes no price: a run of steps whose batch and contexts change now and then, priced with one memo
+ * and as plans, to the nanosecond; on shapes whose windows, choices and candidate pools are partly full. */
+START_TEST(a_memo_changes_no_price) {
+    static const char *const shapes[] = { "flash-e32", "tiny", "flash" };
+    static const uint32_t starts[] = { 1, 100, 700, 9000, 200000 };
+    for (size_t m = 0; m < 3; m++)
+        for (size_t c = 0; c < sizeof starts / sizeof *starts; c++) {
+            cedar_config config = shape(shapes[m]);
+            cedar_hardware h = roofline();
+            h.matmul_flop_s = 790e12;
+            h.attention_flop_s = 400e12;
+            h.indexer_flop_s = 600e12;
+            h.kernels_per_layer = 15;
+            h.launch_ns = 1000;
+            h.gpus = 1 + (double)(c % 2);
+            cedar_cost k = cost_of(&config, &h, c % 2 ? CEDAR_GRAPHS_SPLIT : CEDAR_GRAPHS_FULL);
+            cedar_cost_memo memo = { 0 };
+            cedar_replay_rules rules = { .window = 128, .decoder = true, .decoder_rows = 128 };
+            cedar_plan_entry e[9];
+            uint32_t pos = starts[c];
+            for (uint32_t step = 0; step < 300; step++, pos++) {
+                uint32_t batch = 1 + step / 40;
+                cedar_step_plan p = decode_plan(e, batch, pos);
+                cedar_cost_load load = { .logits = batch };
+                for (uint32_t i = 0; i < batch; i++) cedar_cost_load_add(&load, pos, 1, 1);
+                if (step % 17 == 3) {       /* a prompt chunk beside them, trimmed when it is long */
+                    uint32_t rows = 20 + step;
+                    cedar_plan_rows(&rules, CEDAR_ROWS_PREFILL, step, rows, (cedar_bounds){ 0, 0, 0 }, 0, false, 0,
+                                    &e[batch]);
+                    p.entry_count++;
+                    cedar_plan_total(&p);
+                    cedar_cost_load_add(&load, step, rows, e[batch].kept);
+                }
+                ck_assert_int_eq(cedar_cost_load_ns(&k, CEDAR_CUT_AFTER, &load, &memo),
+                                 cedar_cost_step_ns(&k, &p, NULL));
+            }
+        }
+}
+END_TEST
+
 START_TEST(hardware_is_checked) {
     cedar_config c = shape("tiny");
     cedar_hardware h = roofline();
@@ -173,6 +213,7 @@ int main(void) {
     tcase_add_test(t, prefill_operations);
     tcase_add_test(t, decoder_replay_gain);
     tcase_add_test(t, prices_grow);
+    tcase_add_test(t, a_memo_changes_no_price);
     tcase_add_test(t, hardware_is_checked);
     suite_add_tcase(s, t);
     SRunner *r = srunner_create(s);

@@ -14,6 +14,7 @@
 typedef struct fake {
     char runs[64][512];         /* "label|lanes|replay|trace|length_scale" */
     int run_count, expect_count, expect_failed, admitted;
+    uint32_t routed;            /* engines that a router chose, as decimal digits */
     char expect_last[512];
     char out[65536];
     cedar_status run_fails, expect_fails;
@@ -49,6 +50,15 @@ static cedar_status fake_run(void *self, const cedar_run_opts *o, cedar_run_resu
         cedar_status st = o->policy->admit(o->policy->self, &request, &state, &yes, e);
         if (st) return st;
         f->admitted += yes;
+    }
+    for (uint32_t turn = 0; o->router && turn < 3; turn++) {
+        const cedar_policy_request request = { .request_id = turn + 1, .turn = turn, .in_tokens = 100 };
+        const cedar_policy_engine engines[] = { { .waiting = 4, .cached_tokens = 64 },
+                                                { .waiting = turn, .running = 1 }, { .waiting = 2 } };
+        uint32_t engine = 0;
+        cedar_status st = o->router->route(o->router->self, &request, engines, 3, &engine, e);
+        if (st) return st;
+        f->routed = 10 * f->routed + engine;
     }
     snprintf(out->label, sizeof out->label, "%s", o->label);
     snprintf(out->replay, sizeof out->replay, "%s", cedar_opts_get(o, "replay"));
@@ -492,7 +502,11 @@ static const struct { const char *text, *message;
     { "run{ trace = 'a', floor = { mode = 'admit' } }",
       "t.lua:1: run: floor_mode = \"admit\" needs a floor; give floor_tok_s_user, for example 150" },
     { "run{ trace = 'a', routing = print }",
-      "t.lua:1: run: routing chooses among engines, and a run has one; a policy can be given as admission" },
+      "t.lua:1: run: routing must be a function written in the scenario" },
+    { "run{ trace = 'a', routing = 'nearest' }",
+      "t.lua:1: run: routing = \"nearest\": must be one of session|round_robin|least_loaded|prefix|policy" },
+    { "run{ trace = 'a', routing_policy = 'x' }",
+      "t.lua:1: run: routing_policy is made from the function that is given as routing" },
     { "run{ trace = 'a', admission = 'x' }",
       "t.lua:1: run: admission must be a function of a request and the run's state, not a string" },
     { "run{ trace = 'a', admission = print }", "t.lua:1: run: admission must be a function written in the scenario" },
@@ -655,6 +669,19 @@ static const struct { const char *text, *message; } policy_mistakes[] = {
       "t.lua:1: run: admission policy, request 1: the policy ran more than 100000 instructions for one request" },
     { "run{ trace = 'a', admission = function() run{ trace = 'b' } end }",
       "t.lua:1: run: admission policy, request 1: t.lua:1: run cannot be called by a policy" },
+    { "run{ trace = 'a', routing = function() end }",
+      "t.lua:1: run: routing policy, request 1: a routing policy must return the number of an engine; it returned "
+      "nil" },
+    { "run{ trace = 'a', routing = function() return 1.5 end }",
+      "t.lua:1: run: routing policy, request 1: a routing policy must return the number of an engine; it returned "
+      "number" },
+    { "run{ trace = 'a', routing = function(r) return r.turn + 1 + #'ab' end }",
+      "t.lua:1: run: routing policy, request 2: a routing policy must return the number of an engine, 1 to 3; it "
+      "returned 4" },
+    { "run{ trace = 'a', routing = function(r, e) return e[1].load end }",
+      "t.lua:1: run: routing policy, request 1: t.lua:1: unknown field \"load\" of an engine" },
+    { "run{ trace = 'a', routing = function() while true do end end }",
+      "t.lua:1: run: routing policy, request 1: the policy ran more than 100000 instructions for one request" },
 };
 
 START_TEST(mistakes_of_policies) {
@@ -670,6 +697,18 @@ START_TEST(policies_are_asked_and_recorded) {
                 "b.options.admission)", "true\t\n");
     ck_assert_int_eq(host.admitted, 2);             /* of requests with 0, 100 and 200 tokens */
     play_ok("run{ trace = 'a', floor = { tok_s_user = 150, percentile = 95, mode = 'admit' } }");
+}
+END_TEST
+
+START_TEST(routers_are_asked_and_recorded) {
+    play_prints("local function idle(request, engines)\n  local best = 1\n  for i, e in ipairs(engines) do\n    if "
+                "e.waiting + e.running < engines[best].waiting + engines[best].running then best = i end\n  end\n"
+                "  return engines[1].cached_tokens > request.in_tokens and 1 or best\nend\n"
+                "local a = run{ trace = 'a', engines = 3, routing = idle }\n"
+                "local b = run{ trace = 'a', engines = 3, routing = 'prefix' }\n"
+                "print(a.options.routing, a.options.routing_policy:match('^lines 1%-7, sha256 %x+$') ~= nil, "
+                "b.options.routing, b.options.routing_policy)", "policy\ttrue\tprefix\t\n");
+    ck_assert_uint_eq(host.routed, 112);            /* the second has 1, 2, 3 at work, the third always 2 */
 }
 END_TEST
 
@@ -804,6 +843,7 @@ int main(void) {
     tcase_add_test(c, search_finds_the_largest_that_keeps_the_floor);
     tcase_add_test(c, frontier_keeps_what_nobody_beats);
     tcase_add_test(c, policies_are_asked_and_recorded);
+    tcase_add_test(c, routers_are_asked_and_recorded);
     tcase_add_loop_test(c, mistakes_of_policies, 0, sizeof policy_mistakes / sizeof *policy_mistakes);
     tcase_add_loop_test(c, fatal_errors_cannot_be_caught, 0, 2);
     tcase_add_test(c, scenario_files_run);

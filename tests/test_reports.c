@@ -126,6 +126,8 @@ static cedar_request_row request_row(int64_t run, int64_t id, double arrival, do
 static cedar_step_row step_row(int64_t run, int64_t id) {
     return (cedar_step_row){ .run_id = run,
                              .step_id = id,
+                             .steps = 1,
+                             .engine = 1,
                              .entries = 1,
                              .decode_entries = 1,
                              .rows = 1,
@@ -135,6 +137,7 @@ static cedar_step_row step_row(int64_t run, int64_t id) {
                              .start_sched_ns = id * MS,
                              .end_sched_ns = id * MS + MS,
                              .start_ns = id * MS,
+                             .end_ns = id * MS + MS / 2 + id,
                              .duration_ns = MS / 2 + id };
 }
 
@@ -195,11 +198,11 @@ static void write_example(void) {
     }
     /* Steps: 10 + 30 ms busy in a span of 100 ms. */
     cedar_step_row a = step_row(1, 1), b = step_row(1, 2);
-    a.start_ns = 0, a.duration_ns = 10 * MS, a.rows = 20, a.prefill_rows = 16, a.decode_rows = 4, a.replayed_rows = 4,
-    a.kept_rows = 10;
+    a.start_ns = 0, a.end_ns = a.duration_ns = 10 * MS, a.rows = 20, a.prefill_rows = 16, a.decode_rows = 4;
+    a.replayed_rows = 4, a.kept_rows = 10;
     a.entries = 3, a.trimmed = true, a.kv_bytes_used = 1000, a.window_bytes_stored = 4000, a.pages_free = 9;
-    b.start_ns = 70 * MS, b.duration_ns = 30 * MS, b.rows = 10, b.prefill_rows = 0, b.decode_rows = 10,
-    b.kept_rows = 10;
+    b.start_ns = 70 * MS, b.end_ns = 100 * MS, b.duration_ns = 30 * MS, b.rows = 10, b.prefill_rows = 0;
+    b.decode_rows = 10, b.kept_rows = 10;
     b.entries = 10, b.kv_bytes_used = 2000, b.window_bytes_stored = 3000, b.pages_free = 5;
     OK(o->step(o->self, &a, &err));
     OK(o->step(o->self, &b, &err));
@@ -449,7 +452,7 @@ START_TEST(test_store_close) {
     WANT(db, "pragma_foreign_key_check", { "COUNT(*)", 0 });
     WANT(db, "manifest", { "finished", 1 });
     WANT(db, "pragma_application_id", { "application_id", 0x43454452 });
-    WANT(db, "pragma_user_version", { "user_version", 2 });
+    WANT(db, "pragma_user_version", { "user_version", 3 });
     sqlite3_close(db);
 }
 END_TEST
@@ -703,8 +706,8 @@ START_TEST(test_foreign_files) {
     sqlite3 *db = open_plain();
     ck_assert_int_eq(sqlite3_exec(db, "PRAGMA user_version = 0", NULL, NULL, NULL), SQLITE_OK);
     ck_assert_int_eq(cedar_report_text(db_path, f, 80, false, &err), CEDAR_E_FORMAT);
-    ck_assert_ptr_nonnull(strstr(err.msg, "schema 0, this cedar reads schema 2"));
-    ck_assert_int_eq(sqlite3_exec(db, "PRAGMA user_version = 2", NULL, NULL, NULL), SQLITE_OK);
+    ck_assert_ptr_nonnull(strstr(err.msg, "schema 0, this cedar reads schema 3"));
+    ck_assert_int_eq(sqlite3_exec(db, "PRAGMA user_version = 3", NULL, NULL, NULL), SQLITE_OK);
     sqlite3_close(db);
     /* Truncated, and with a page overwritten. */
     ck_assert_int_eq(truncate(db_path, 8192), 0);
@@ -1083,6 +1086,8 @@ static void fake_steps(fake *f, const cedar_request_row *r, int n) {
     for (int64_t t = 0; t < end; t += step_ns) {
         cedar_step_row s = { .run_id = f->run,
                              .step_id = ++id,
+                             .steps = 1,
+                             .engine = 1,
                              .graph = "none",
                              .start_sched_ns = t,
                              .end_sched_ns = t + step_ns,
