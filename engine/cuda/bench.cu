@@ -229,7 +229,7 @@ static void take_all(cedar_gpu_bench *b) {
     d.row_entry = (int32_t *)take(b, n * 4);
     d.row_pos = (uint32_t *)take(b, n * 4);
     d.active = (uint32_t *)take(b, n * 4);
-    d.h = take(b, n * c->hc * dm * 4);
+    d.h = take(b, n * c->hc * dm * 2);
     d.pre = take(b, n * c->hc * 4);
     d.pre_attn = take(b, n * c->hc * 4);
     d.post = take(b, n * c->hc * 4);
@@ -252,7 +252,7 @@ static void set_sizes(cedar_gpu_bench *b) {
     d.window = c->window; d.q_lora = c->q_lora; d.index_heads = c->index_heads; d.index_dim = c->index_dim;
     d.topk = c->index_topk; d.cut = c->cut; d.layers = c->layers; d.candidate_blocks = c->candidate_blocks;
     d.candidate_block = c->candidate_block; d.context = CONTEXT; d.hc_iters = c->hc_iters; d.hc_eps = c->hc_eps;
-    d.norm_eps = c->norm_eps; d.pages_per_seq = CONTEXT / PAGE; d.real_bytes = 4; d.row_max = ROWS;
+    d.norm_eps = c->norm_eps; d.pages_per_seq = CONTEXT / PAGE; d.real_bytes = 4; d.stream_bytes = 2; d.row_max = ROWS;
 }
 
 static uint32_t position_of(uint32_t row) {
@@ -355,7 +355,7 @@ static cedar_status fill_all(cedar_gpu_bench *b, cedar_err *err) {
     fill(b, b->q, (uint64_t)COUNT_1M * c->heads * c->head_dim * 4, VALUES_FLOAT);
     fill(b, b->y, Y_BYTES, VALUES_FLOAT);
     fill(b, b->pair_weight, (uint64_t)ROWS * c->experts_per_token * 4, VALUES_FLOAT);
-    fill(b, d.h, (uint64_t)ROWS * c->hc * c->hidden * 4, VALUES_FLOAT);
+    fill(b, d.h, (uint64_t)ROWS * c->hc * c->hidden * 2, VALUES_BF16);
     fill(b, d.pre, (uint64_t)ROWS * c->hc * 4, VALUES_FLOAT);
     fill(b, d.post, (uint64_t)ROWS * c->hc * 4, VALUES_FLOAT);
     fill(b, d.comb, (uint64_t)ROWS * c->hc * c->hc * 4, VALUES_FLOAT);
@@ -547,10 +547,11 @@ static void run_experts(cedar_gpu_bench *b, const op &o, uint32_t round, bool fi
     chain next = { b->s, true };
     if (first) empty_kernel<<<1, 1, 0, b->s>>>();       /* tensor_sort follows a kernel */
     tensor_sort(ids, o.n, k, e, woven, t, b->s);
-    tensor_experts(b->experts, 2, 2 * e, c->moe_dim, b->px, woven, slots, t, (float *)m.a, (float *)m.b, c->moe_dim,
-                   next);
+    tensor_experts(b->experts, 2, 2 * e, c->moe_dim, b->px, woven, slots, t,
+                   result{ m.a, c->moe_dim, AS_BF16 }, m.b, next);
     tensor_act(m, o.n, woven, b->packed, b->s);
-    tensor_experts(b->experts + e, 1, 0, c->hidden, b->packed, woven, 1, t, out, out, c->hidden, next);
+    tensor_experts(b->experts + e, 1, 0, c->hidden, b->packed, woven, 1, t, result{ out, c->hidden, AS_BF16 },
+                   out, next);
 }
 
 static void run_site(cedar_gpu_bench *b, const op &o, uint32_t round, chain s) {
@@ -578,17 +579,18 @@ static void run(cedar_gpu_bench *b, const op &o, uint32_t round) {
     case MATRIX: matrix_kernel<<<132, 256, MATRIX_BYTES, b->s>>>(b->sink_word); break;
     case EMPTY: empty_kernel<<<1, 32, 0, b->s>>>(); break;
     case LINEAR:
-        tensor_linear(weight_of(b, o, round), operand{ b->px, NULL, 1, 0, woven }, o.n, b->y, o.rows, true, s);
+        tensor_linear(weight_of(b, o, round), operand{ b->px, NULL, 1, 0, woven }, o.n,
+                      result{ b->y, o.rows, AS_BF16 }, s);
         break;
     case GROUPS:
-        tensor_groups(weight_of(b, o, round), c->o_groups, operand{ b->px, NULL, c->o_groups, 0, woven }, o.n, b->y,
-                      o.rows, s);
+        tensor_groups(weight_of(b, o, round), c->o_groups, operand{ b->px, NULL, c->o_groups, 0, woven }, o.n,
+                      result{ b->y, o.rows, AS_BF16 }, s);
         break;
     case EXPERTS: run_experts(b, o, round, round == 0); break;
     case ATTENTION:
         d.active += o.n < COUNT_1M / ROUNDS_MAX ? round * o.n : 0;
         tensor_keys(d, 0, o.n, b->c.kv_sources[0], 0, 0, b->attention, b->s);
-        tensor_attention_rows(d, 0, o.n, 1, b->q, b->sink, c->heads / c->o_groups, b->attention, woven, b->packed,
+        tensor_attention_rows(d, 0, o.n, 1, (const uint16_t *)b->q, b->sink, c->heads / c->o_groups, b->attention, woven, b->packed,
                               b->s);
         break;
     case SCORES:
@@ -598,7 +600,7 @@ static void run(cedar_gpu_bench *b, const op &o, uint32_t round) {
     case POOL: launch_pool<bf16>(d, 0, o.n, 1, b->s); break;
     case SITE: run_site(b, o, round, s); break;
     case NORM: tensor_norm(b->y, (int)o.cols, o.n, b->gain, c->norm_eps, woven, b->packed, s); break;
-    case PACK: tensor_pack(b->y, o.cols, NULL, o.n, o.cols, true, woven, b->packed, s); break;
+    case PACK: tensor_pack(b->y, false, o.cols, NULL, o.n, o.cols, true, woven, b->packed, s); break;
     }
 }
 

@@ -48,7 +48,7 @@ int gpu_scale_max(int kind) { return tensor_scale_max(kind); }
 
 void gpu_pack(const float *x, int64_t ldx, const uint32_t *list, uint32_t n, int64_t k, bool quantise, bool woven,
               uint16_t *out) {
-    tensor_pack(x, ldx, list, n, k, quantise, woven, out, alone);
+    tensor_pack(x, false, ldx, list, n, k, quantise, woven, out, alone);
     wait_for("tensor_pack");
 }
 
@@ -58,18 +58,18 @@ void gpu_norm(const float *x, int width, uint32_t n, const cedar_weight *gain, d
 }
 
 void gpu_linear(const cedar_weight *w, const gpu_operand *x, uint32_t rows, float *y, int64_t ldy, bool round) {
-    tensor_linear(weight(w), of(x), rows, y, ldy, round, alone);
+    tensor_linear(weight(w), of(x), rows, result{ y, ldy, round ? AS_ROUNDED : AS_SUMMED }, alone);
     wait_for("tensor_linear");
 }
 
 void gpu_linear_two(const cedar_weight *w0, const cedar_weight *w1, const gpu_operand *x, uint32_t rows, float *y0,
                     float *y1, int64_t ldy, bool round) {
-    tensor_linear_two(weight(w0), weight(w1), of(x), rows, y0, y1, ldy, round, alone);
+    tensor_linear_two(weight(w0), weight(w1), of(x), rows, result{ y0, ldy, round ? AS_ROUNDED : AS_SUMMED }, y1, alone);
     wait_for("tensor_linear_two");
 }
 
 void gpu_groups(const cedar_weight *w, int groups, const gpu_operand *x, uint32_t rows, float *y, int64_t ldy) {
-    tensor_groups(weight(w), groups, of(x), rows, y, ldy, alone);
+    tensor_groups(weight(w), groups, of(x), rows, result{ y, ldy, AS_ROUNDED }, alone);
     wait_for("tensor_groups");
 }
 
@@ -94,8 +94,8 @@ void gpu_experts(const cedar_weight *list, int experts, const int32_t *ids, uint
     }
     nothing<<<1, 1>>>();                        /* tensor_sort follows a kernel */
     tensor_sort(chosen, rows, per_token, experts, woven, t, 0);
-    tensor_experts(on_device, 1, 0, list[0].rows, x, woven, by_pair ? 1 : per_token + 1, t, y, y, list[0].rows,
-                   chain{ 0, true });
+    tensor_experts(on_device, 1, 0, list[0].rows, x, woven, by_pair ? 1 : per_token + 1, t,
+                   result{ y, list[0].rows, AS_ROUNDED }, y, chain{ 0, true });
     wait_for("tensor_experts");
     free(host);
     void *all[] = { on_device, chosen, t.pairs, t.tile_expert, t.tile_first, t.tile_count };
@@ -193,6 +193,11 @@ void gpu_select(gpu_world *w, const float *scores, int ratio, int32_t *ids) {
     gpu_get(ids, w->d.topk_ids, (size_t)w->count * w->d.topk * 4);
 }
 
+static __global__ void narrow(const float *x, uint64_t count, __nv_bfloat16 *out) {
+    for (uint64_t i = blockIdx.x * 256ull + threadIdx.x; i < count; i += gridDim.x * 256ull)
+        out[i] = __float2bfloat16_rn(x[i]);
+}
+
 bool gpu_attention_can(const gpu_world *w) { return tensor_attention_rows_can(w->d, w->l, w->a); }
 
 void gpu_attention(gpu_world *w, const float *q, const float *sink, const int32_t *ids, int layer, int part,
@@ -202,9 +207,12 @@ void gpu_attention(gpu_world *w, const float *q, const float *sink, const int32_
     uint16_t *packed = (uint16_t *)gpu_put(NULL, bytes);
     if (ids)
         need(cudaMemcpy(w->d.topk_ids, ids, (size_t)w->count * w->d.topk * 4, cudaMemcpyHostToDevice), "picks");
+    __nv_bfloat16 *narrow_q = (__nv_bfloat16 *)gpu_put(NULL, bytes);
+    narrow<<<256, 256>>>(q, bytes / 2, narrow_q);
     tensor_keys(w->d, 0, w->count, layer, ids ? part : -1, 0, w->a, 0);
-    tensor_attention_rows(w->d, 0, w->count, table_kind, q, s, w->c.heads / w->c.o_groups, w->a, many, packed, 0);
+    tensor_attention_rows(w->d, 0, w->count, table_kind, (const uint16_t *)narrow_q, s, w->c.heads / w->c.o_groups, w->a, many, packed, 0);
     wait_for("tensor_attention_rows");
     gpu_get(out, packed, bytes);
     gpu_drop(packed);
+    gpu_drop(narrow_q);
 }

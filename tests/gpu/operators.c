@@ -137,7 +137,9 @@ static matrix make_matrix(cedar_weight_kind kind, int64_t rows, int64_t cols, bo
             memcpy(data + i, &u, 2);
         }
     }
-    for (size_t i = 0; i < scales; i++) scale[i] = (uint8_t)((whole ? 127 : 117) + draw(3));
+    /* 2^0 to 2^2, of FP4 to 2^1: larger ones are refused when weights are read */
+    uint32_t spread = kind == CEDAR_W_FP4 ? 2 : 3;
+    for (size_t i = 0; i < scales; i++) scale[i] = (uint8_t)((whole ? 127 : 117) + draw(spread));
     matrix m = { .host = { .kind = kind, .rows = rows, .cols = cols, .data = data, .scale = scales ? scale : NULL } };
     m.value = malloc((size_t)(rows * cols) * sizeof *m.value);
     for (int64_t r = 0; r < rows; r++)
