@@ -92,8 +92,8 @@ TESTBIN   := $(TESTSRC:tests/%.c=$(BUILD)/tests/%)
 FUZZSRC   := $(wildcard tests/fuzz/fuzz_*.c)
 FUZZNAMES := $(FUZZSRC:tests/fuzz/fuzz_%.c=%)
 
-.PHONY: all help need setup quickstart test test-slow test-gpu suites check e2e asan tsan clang fuzz fuzz-build headers \
-        includes tidy install clean FORCE
+.PHONY: all help need setup quickstart test test-slow test-gpu suites check e2e asan tsan clang fuzz fuzz-build \
+        headers includes tidy install clean FORCE
 .DELETE_ON_ERROR:
 
 all: need
@@ -120,7 +120,8 @@ help:
 #: make install      to PREFIX (default /usr/local), below DESTDIR
 #: make setup        only install what is missing (CEDAR_NO_INSTALL=1: only say it)
 #: make clean        remove build/ and ./cedar
-#: Variables: CC=gcc|clang, CONFIG=release|debug|asan|tsan, CFLAGS, CUDA=0, CUDA_HOME, CUDA_ARCH, GPU_SUITES, V=1 (show commands).
+#: Variables: CC=gcc|clang, CONFIG=release|debug|asan|tsan, CFLAGS, CUDA=0, CUDA_HOME, CUDA_ARCH, V=1 (show commands).
+#: GPU_SUITES: some of operators, same_bits, plans, golden for test-gpu.
 
 # --- set-up: the flags above were read before anything was installed, so each target starts make anew ----------------
 need:

@@ -62,7 +62,7 @@ cedar_status cedar_decode_bytes(const cedar_config *c, double experts, uint32_t 
     return CEDAR_OK;
 }
 
-/* Matrices that all rows of a prompt go through; behind the cut those of the cut layer's keys count as the encoder's. */
+/* Matrices that all rows of a prompt go through; of the cut layer those of its keys count as the encoder's. */
 static cedar_status add_products(void *self, const cedar_tensor_info *t, cedar_err *err) {
     (void)err;
     sum *s = self;
@@ -106,7 +106,7 @@ cedar_status cedar_prefill_flops(const cedar_config *c, uint32_t tokens, double 
 
 #ifndef CEDAR_HAVE_CUDA
 static cedar_status missing(cedar_err *err) {
-    return cedar_fail(err, CEDAR_E_UNSUPPORTED, "this build has no CUDA; `cedar bench gpu` needs one with it and a GPU");
+    return cedar_fail(err, CEDAR_E_UNSUPPORTED, "this build has no CUDA, which `cedar bench gpu` needs");
 }
 
 cedar_status cedar_gpu_device_find(cedar_gpu_device *out, cedar_err *err) {

@@ -1,5 +1,5 @@
-/* For `cedar bench gpu`: single operators timed on made-up data, the limits of the device, and how much a step must read
- * and multiply at least.
+/* For `cedar bench gpu`: single operators timed on made-up data, the limits of the device, and how much a step must
+ * read and multiply at least.
  *
  * Ownership   A bench owns its device memory, taken in open. One at a time, one thread.
  * Errors      base/status.h; CEDAR_E_UNSUPPORTED in a build without CUDA. */

@@ -1,5 +1,5 @@
-/* cedar bench gpu: how close the CUDA engine comes to what the device can do, each figure beside a limit that was measured
- * seconds before in the same process.
+/* cedar bench gpu: how close the CUDA engine comes to what the device can do, each figure beside a limit that was
+ * measured in the same process.
  *
  * Operators (engine/gpu_bench.h) are timed by the device, alternating inputs; steps by the engine, from plan to result,
  * so that they include the host's part. A row is repeated `repeat` times, or as often as fits ROW_SECONDS but at least
@@ -98,7 +98,9 @@ static void print_head(const bench *b, const cedar_gpu_device *d, const char *mo
            d->runtime % 1000 / 10, driver);
     printf("%smodel %s, seeded weights, bf16 arithmetic; %d warm-up runs; times in microseconds\n", mark, model, WARM);
     if (b->csv) puts("row,value,unit,p50_us,least_us,p90_us,repeats,goal,met,what");
-    else printf("\n%-24s %9s %-8s %11s %11s %11s %4s  %-12s  what\n", "row", "value", "", "p50", "least", "p90", "n", "goal");
+    else
+        printf("\n%-24s %9s %-8s %11s %11s %11s %4s  %-12s  what\n", "row", "value", "", "p50", "least", "p90", "n",
+               "goal");
 }
 
 /* --- operators ---------------------------------------------------------------------------------------------------- */
@@ -172,7 +174,8 @@ static cedar_plan_entry entry_of(const bench *b, int32_t seq, cedar_rows_kind ki
                                  const cedar_replay_rules *rules) {
     cedar_plan_entry e;
     uint32_t pos = cedar_seq_pos(b->e, seq);
-    cedar_plan_rows(rules, kind, pos, rows, cedar_seq_bounds(b->e, seq), cedar_seq_write_floor(b->e, seq), false, 1, &e);
+    cedar_plan_rows(rules, kind, pos, rows, cedar_seq_bounds(b->e, seq), cedar_seq_write_floor(b->e, seq), false, 1,
+                    &e);
     e.seq = seq;
     e.tokens = b->tokens + pos;
     return e;
@@ -255,8 +258,9 @@ typedef struct prefill_row {
 static const prefill_row prefill_rows[] = {
     { "prefill_8k_exact", "whole prompt of 8192 in chunks of 2048, all layers, graphs", 8192, 0, false },
     { "prefill_8k_replay", "the same with decoder replay, cut inside, 128 rows kept, split graphs", 8192, 128, false },
-    { "prefill_8k_encoder", "the same with 1 row kept: layers before the cut, keys of the cut layer, and 19 layers of 1 row",
-      8192, 1, false },
+    { "prefill_8k_encoder",
+      "the same with 1 row kept: layers before the cut, keys of the cut layer, and 1 row through the rest", 8192, 1,
+      false },
     { "prefill_1k_exact", "prompt of 1024, all layers, graphs", 1024, 0, false },
     { "prefill_1k_replay", "prompt of 1024, decoder replay, split graphs", 1024, 128, false },
     { "prefill_8k_exact_eager", "as prefill_8k_exact, kernels launched one by one", 8192, 0, true },
@@ -295,8 +299,8 @@ static void prefill_ratios(bench *b) {
     ratio_row(b, "ced_gain_8k", "prefill_8k_exact", "prefill_8k_replay", 1.6,
               "decoder replay over exact, whole prompt, both with graphs");
     ratio_row(b, "ced_gain_1k", "prefill_1k_exact", "prefill_1k_replay", 0, "the same at 1024 tokens");
-    ratio_row(b, "split_graph_1k", "prefill_1k_replay_eager", "prefill_1k_replay", 1, "split graphs over eager at 1024");
-    ratio_row(b, "split_graph_8k", "prefill_8k_replay_eager", "prefill_8k_replay", 0, "split graphs over eager at 8192");
+    ratio_row(b, "split_graph_1k", "prefill_1k_replay_eager", "prefill_1k_replay", 1, "split graphs over eager, 1024");
+    ratio_row(b, "split_graph_8k", "prefill_8k_replay_eager", "prefill_8k_replay", 0, "split graphs over eager, 8192");
     ratio_row(b, "graph_8k", "prefill_8k_exact_eager", "prefill_8k_exact", 0, "graphs over eager at 8192, exact");
     ratio_row(b, "graph_decode", "decode_b1_8k_eager", "decode_b1_8k", 0, "graphs over eager, one row");
 }

@@ -108,7 +108,7 @@ static const cedar_verb verbs[] = {
       "\n"
       "gpu   the CUDA engine: operators, decode steps and prefill of MODEL (default flash-e32) against the bandwidth\n"
       "      and the matrix rate of the device, measured first. Shown are median, least and 90th percentile\n"
-      "      (docs/ENGINE.md). About three minutes and 45 GB of device memory.\n"
+      "      (docs/ENGINE.md). About three minutes and 60 GB of device memory.\n"
       "\n"
       "      --row NAME      only rows whose names begin so; may be given again\n"
       "      --repeat N      measurements of a row (default 50; rows that take seconds get fewer, at least 3)\n"

@@ -107,7 +107,8 @@ static __global__ void fill_ramp(float *p, uint64_t count) {
 
 /* Bytes of pages by what lies there. */
 static __global__ void fill_pages(const cedar_layout *l, uint8_t *pages, uint64_t bytes) {
-    for (uint64_t i = (uint64_t)blockIdx.x * blockDim.x + threadIdx.x; i < bytes; i += (uint64_t)gridDim.x * blockDim.x) {
+    uint64_t step = (uint64_t)gridDim.x * blockDim.x;
+    for (uint64_t i = (uint64_t)blockIdx.x * blockDim.x + threadIdx.x; i < bytes; i += step) {
         uint64_t at = i % l->page_bytes;
         int part = 0;
         while (part + 1 < l->part_count && at >= l->part[part + 1].kv_codes) part++;
@@ -120,7 +121,8 @@ static __global__ void fill_pages(const cedar_layout *l, uint8_t *pages, uint64_
 }
 
 static __global__ void fill_records(uint8_t *p, uint64_t bytes, uint32_t codes, uint32_t record) {
-    for (uint64_t i = (uint64_t)blockIdx.x * blockDim.x + threadIdx.x; i < bytes; i += (uint64_t)gridDim.x * blockDim.x) {
+    uint64_t step = (uint64_t)gridDim.x * blockDim.x;
+    for (uint64_t i = (uint64_t)blockIdx.x * blockDim.x + threadIdx.x; i < bytes; i += step) {
         uint8_t r = (uint8_t)random_word(i);
         p[i] = i % record < codes ? r & 0xBF : 0x78 | (r & 1);
     }
@@ -143,7 +145,9 @@ static __global__ void __launch_bounds__(512) read_kernel(const uint4 *p, uint64
 }
 
 /* Two groups of four warps, each 64 rows by 256 columns by 64 of k a turn, on tiles that stay. */
-enum { MATRIX_TURNS = 4000, MATRIX_A = 64 * 128, MATRIX_B = 4 * 64 * 128, MATRIX_BYTES = 2 * MATRIX_A + MATRIX_B + 1024 };
+enum {
+    MATRIX_TURNS = 4000, MATRIX_A = 64 * 128, MATRIX_B = 4 * 64 * 128, MATRIX_BYTES = 2 * MATRIX_A + MATRIX_B + 1024
+};
 
 static __global__ void __launch_bounds__(256) matrix_kernel(uint32_t *out) {
     extern __shared__ uint8_t raw[];
@@ -252,7 +256,9 @@ static void set_sizes(cedar_gpu_bench *b) {
 }
 
 static uint32_t position_of(uint32_t row) {
-    return row < AT_128K ? CONTEXT - 1 - row % 2 : row < AT_16K ? (1u << 17) - 1 : row < AT_16K + COUNT_FEW ? (1u << 14) - 1 : 127;
+    if (row < AT_128K) return CONTEXT - 1 - row % 2;
+    if (row < AT_16K) return (1u << 17) - 1;
+    return row < AT_16K + COUNT_FEW ? (1u << 14) - 1 : 127;
 }
 
 static cedar_status upload(void *to, const void *from, uint64_t bytes, cedar_err *err) {
@@ -324,11 +330,14 @@ static cedar_status upload_experts(cedar_gpu_bench *b, cedar_err *err) {
 static cedar_status fill_all(cedar_gpu_bench *b, cedar_err *err) {
     const cedar_config *c = &b->c;
     dev &d = b->d;
-    uint64_t expert = 3 * (uint64_t)c->hidden * c->moe_dim / 2, page_bytes = (uint64_t)SEQUENCES * (CONTEXT / PAGE) * b->l.page_bytes;
+    uint64_t expert = 3 * (uint64_t)c->hidden * c->moe_dim / 2,
+             page_bytes = (uint64_t)SEQUENCES * (CONTEXT / PAGE) * b->l.page_bytes;
+    uint32_t codes = (uint32_t)c->head_dim, record = b->l.ring_row_bytes;
     cedar_layout *l = (cedar_layout *)take(b, sizeof *l);
     double *freq = (double *)take(b, (uint64_t)c->rope_dim * sizeof *freq);
     double host[8192];
-    if (b->out_of_memory) return cedar_fail(err, CEDAR_E_BUDGET, "a bench of operators needs about 9 GB of device memory");
+    if (b->out_of_memory)
+        return cedar_fail(err, CEDAR_E_BUDGET, "a bench of operators needs about 9 GB of device memory");
     cedar_rope_frequencies(c, host, host + c->rope_dim / 2);
     cedar_status st = upload(freq, host, (uint64_t)c->rope_dim * sizeof *freq, err);
     if (!st) st = upload(l, &b->l, sizeof b->l, err);
@@ -351,9 +360,8 @@ static cedar_status fill_all(cedar_gpu_bench *b, cedar_err *err) {
     fill(b, d.post, (uint64_t)ROWS * c->hc * 4, VALUES_FLOAT);
     fill(b, d.comb, (uint64_t)ROWS * c->hc * c->hc * 4, VALUES_FLOAT);
     fill_pages<<<4096, 256, 0, b->s>>>(l, d.pages, page_bytes);
-    fill_records<<<1024, 256, 0, b->s>>>(d.rings, SEQUENCES * b->l.ring_bytes, (uint32_t)c->head_dim, b->l.ring_row_bytes);
-    fill_records<<<1024, 256, 0, b->s>>>(d.window_rows, (uint64_t)ROWS * b->l.ring_row_bytes, (uint32_t)c->head_dim,
-                                         b->l.ring_row_bytes);
+    fill_records<<<1024, 256, 0, b->s>>>(d.rings, SEQUENCES * b->l.ring_bytes, codes, record);
+    fill_records<<<1024, 256, 0, b->s>>>(d.window_rows, (uint64_t)ROWS * record, codes, record);
     launch_begin<bf16>(d, ROWS, freq, b->s);
     b->gain = dev_weight{ CEDAR_W_BF16, 1, c->hidden, b->bf16_pool, NULL };
     b->sink = dev_weight{ CEDAR_W_F32, 1, c->heads, (const uint8_t *)b->q, NULL };
@@ -423,7 +431,8 @@ static void add_attention(cedar_gpu_bench *b, const char *name, const char *what
                                 (double)c->window * b->l.ring_row_bytes),
            flops = 4.0 * n * c->heads * c->head_dim * (c->index_topk + c->window);
     bool few = few_rows(n);
-    add(b, ATTENTION, name, what, few ? CEDAR_GPU_OF_BANDWIDTH : CEDAR_GPU_OF_MATRIX, few ? bytes : flops, 0, n, few ? 16 : 4);
+    add(b, ATTENTION, name, what, few ? CEDAR_GPU_OF_BANDWIDTH : CEDAR_GPU_OF_MATRIX, few ? bytes : flops, 0, n,
+        few ? 16 : 4);
 }
 
 static void add_scores(cedar_gpu_bench *b, const char *name, const char *what, int context, bool pooled, uint32_t n,
@@ -464,7 +473,7 @@ static void add_linears(cedar_gpu_bench *b) {
 static void add_rows(cedar_gpu_bench *b) {
     const cedar_config *c = &b->c;
     double d = c->hidden, h = c->hc, n = ROWS;
-    add(b, COPY, "limit_copy", "copy of 1 GiB, bytes read and written", CEDAR_GPU_IS_BANDWIDTH, 2.0 * (double)BIG, 0, 1, 4);
+    add(b, COPY, "limit_copy", "copy of 1 GiB, read and written", CEDAR_GPU_IS_BANDWIDTH, 2.0 * (double)BIG, 0, 1, 4);
     add(b, READ, "limit_read", "2 GiB read", CEDAR_GPU_IS_BANDWIDTH, 2.0 * (double)BIG, 0, 1, 4);
     add(b, MATRIX, "limit_matrix", "wgmma bf16 64x256x16 on random tiles that stay in shared memory",
         CEDAR_GPU_IS_MATRIX, 132.0 * 2 * MATRIX_TURNS * 64 * 256 * 64 * 2, 0, 1, 2);
@@ -494,13 +503,13 @@ static void add_rows(cedar_gpu_bench *b) {
     add_select(b, SELECT, "topk512_64x16k", "64 rows, 16,384 random scores", 64, 1 << 14, RANDOM);
     add_select(b, SELECT, "topk512_64x128k", "64 rows, 131,072 random scores", 64, 1 << 17, RANDOM);
     add_select(b, POOL, "pool_1x128k", "best 2048 blocks of 8 of 131,072 scores", 1, 1 << 17, RANDOM);
-    /* streams read and written, a sub-layer's output read, its input written, as bf16: what the task needs, though streams
-     * are kept as floats here */
+    /* streams read and written, a sub-layer's output read, its input written, as bf16: what the task needs, though
+     * streams are kept as floats here */
     add(b, SITE, "mhc_site_2048", "post, mix, pre and norm of 2048 rows, bytes as bf16", CEDAR_GPU_OF_BANDWIDTH,
         n * d * 2 * (2 * h + 2), 0.8, ROWS, 4);
     add(b, SITE, "mhc_site_1", "the same, 1 row", CEDAR_GPU_TIME, 0, 0, 1, 32);
-    add(b, NORM, "norm_2048", "norm and FP8 round trip of 2048 low-rank queries", CEDAR_GPU_OF_BANDWIDTH, n * c->q_lora * 6.0,
-        0, ROWS, 8)->cols = c->q_lora;
+    add(b, NORM, "norm_2048", "norm and FP8 round trip of 2048 low-rank queries", CEDAR_GPU_OF_BANDWIDTH,
+        n * c->q_lora * 6.0, 0, ROWS, 8)->cols = c->q_lora;
     add(b, PACK, "pack_2048", "FP8 round trip of 2048 rows of wo_b's input", CEDAR_GPU_OF_BANDWIDTH,
         n * c->o_groups * c->o_lora * 6.0, 0, ROWS, 4)->cols = (int64_t)c->o_groups * c->o_lora;
 }
@@ -514,7 +523,8 @@ static dev_weight weight_of(const cedar_gpu_bench *b, const op &o, uint32_t roun
     uint64_t bytes = (uint64_t)o.rows * o.cols * (o.weight == CEDAR_W_BF16 ? 2 : 1),
              copies = (o.weight == CEDAR_W_BF16 ? b->bf16_bytes : FP8_POOL) / bytes;
     const uint8_t *pool = o.weight == CEDAR_W_BF16 ? b->bf16_pool : b->fp8;
-    return dev_weight{ o.weight, o.rows, o.cols, pool + round % copies * bytes, b->tile_scales + round % copies * bytes / 1024 };
+    uint64_t at = round % copies * bytes;
+    return dev_weight{ o.weight, o.rows, o.cols, pool + at, b->tile_scales + at / 1024 };
 }
 
 static void run_experts(cedar_gpu_bench *b, const op &o, uint32_t round, bool first) {
@@ -535,9 +545,10 @@ static void run_experts(cedar_gpu_bench *b, const op &o, uint32_t round, bool fi
     expert_tiles t = b->tiles;
     tensor_tiles(o.n, k, e, woven, &t);
     chain next = { b->s, true };
-    if (first) empty_kernel<<<1, 1, 0, b->s>>>();       /* tensor_sort may begin before the kernel before it has ended */
+    if (first) empty_kernel<<<1, 1, 0, b->s>>>();       /* tensor_sort follows a kernel */
     tensor_sort(ids, o.n, k, e, woven, t, b->s);
-    tensor_experts(b->experts, 2, 2 * e, c->moe_dim, b->px, woven, slots, t, (float *)m.a, (float *)m.b, c->moe_dim, next);
+    tensor_experts(b->experts, 2, 2 * e, c->moe_dim, b->px, woven, slots, t, (float *)m.a, (float *)m.b, c->moe_dim,
+                   next);
     tensor_act(m, o.n, woven, b->packed, b->s);
     tensor_experts(b->experts + e, 1, 0, c->hidden, b->packed, woven, 1, t, out, out, c->hidden, next);
 }
@@ -577,7 +588,8 @@ static void run(cedar_gpu_bench *b, const op &o, uint32_t round) {
     case ATTENTION:
         d.active += o.n < COUNT_1M / ROUNDS_MAX ? round * o.n : 0;
         tensor_keys(d, 0, o.n, b->c.kv_sources[0], 0, 0, b->attention, b->s);
-        tensor_attention_rows(d, 0, o.n, 1, b->q, b->sink, c->heads / c->o_groups, b->attention, woven, b->packed, b->s);
+        tensor_attention_rows(d, 0, o.n, 1, b->q, b->sink, c->heads / c->o_groups, b->attention, woven, b->packed,
+                              b->s);
         break;
     case SCORES:
         tensor_scores(d, 0, o.n, b->q, b->q, b->l.part_count - 1, 1, o.pooled, b->s);
@@ -628,8 +640,8 @@ extern "C" cedar_status cedar_gpu_device_find(cedar_gpu_device *out, cedar_err *
 extern "C" cedar_status cedar_gpu_bench_open(const cedar_config *c, cedar_gpu_bench **out, cedar_err *err) {
     if (c->kv_source_count < 1 || c->ratio[c->kv_sources[c->kv_source_count - 1]] != 1 || c->candidate_source < 0 ||
         c->index_dim != 128 || c->rope_dim > 8192)
-        return cedar_fail(err, CEDAR_E_UNSUPPORTED, "the operators of model \"%s\" are not those that are measured; take flash-e32",
-                          c->name);
+        return cedar_fail(err, CEDAR_E_UNSUPPORTED,
+                          "the operators of model \"%s\" are not those that are measured; take flash-e32", c->name);
     cedar_gpu_bench *b = (cedar_gpu_bench *)cedar_calloc(1, sizeof *b);
     if (!b) return cedar_fail(err, CEDAR_E_OOM, "no memory for a bench");
     b->c = *c;
@@ -648,8 +660,8 @@ extern "C" cedar_status cedar_gpu_bench_open(const cedar_config *c, cedar_gpu_be
         st = fill_all(b, err);
     }
     if (!st && !tensor_attention_rows_can(b->d, b->l, b->attention))
-        st = cedar_fail(err, CEDAR_E_UNSUPPORTED, "the attention of model \"%s\" is not the one that is measured; take flash-e32",
-                        c->name);
+        st = cedar_fail(err, CEDAR_E_UNSUPPORTED,
+                        "the attention of model \"%s\" is not the one that is measured; take flash-e32", c->name);
     if (st) {
         cedar_gpu_bench_close(b);
         return st;
@@ -694,7 +706,8 @@ extern "C" cedar_status cedar_gpu_bench_time(cedar_gpu_bench *b, uint32_t row, u
     cudaGraphExec_t graph = NULL;
     cedar_status st = capture(b, o, &graph, err);
     uint32_t warm_launches = (warm + o.rounds - 1) / o.rounds;
-    for (uint32_t i = 0; i < warm_launches && !st; i++) st = check(cudaGraphLaunch(graph, b->s), "launching a graph", err);
+    for (uint32_t i = 0; i < warm_launches && !st; i++)
+        st = check(cudaGraphLaunch(graph, b->s), "launching a graph", err);
     for (uint32_t i = 0; i < repeat && !st; i++) {
         float ms = 0;
         cudaEventRecord(b->begin, b->s);

@@ -18,7 +18,9 @@ static void wait_for(const char *what) {
     need(cudaDeviceSynchronize(), what);
 }
 
-static dev_weight weight(const cedar_weight *w) { return dev_weight{ (int)w->kind, w->rows, w->cols, w->data, w->scale }; }
+static dev_weight weight(const cedar_weight *w) {
+    return dev_weight{ (int)w->kind, w->rows, w->cols, w->data, w->scale };
+}
 static operand of(const gpu_operand *x) { return operand{ x->x, x->list, x->stride, x->first, x->woven }; }
 static const chain alone = { 0, false };
 

@@ -2,8 +2,8 @@
  *
  *     test_gpu [--backend NAME] [SUITE...]
  *
- * --backend cpu puts the CPU engine in the place of the one under test, which tests the suites (golden, same_bits, plans)
- * where there is no GPU. Each test runs in a process of its own, so the first one that touches CUDA is a child. */
+ * --backend cpu puts the CPU engine in the place of the one under test, which tests the suites golden, same_bits and
+ * plans where there is no GPU. Each test runs in a process of its own; the parent never touches CUDA. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -78,8 +78,8 @@ START_TEST(packing) {
                 pack_row(x + r * k, k, quantise, want);
                 for (int64_t i = 0; i < wide; i++) {
                     float v = i < k ? want[i] : 0, g = cedar_bf16_value(got[r * wide + place_of(i, woven)]);
-                    ck_assert_msg(g == v, "width %d, how %d, row %u, column %d: %g, expected %g", (int)k, how, r, (int)i,
-                                  (double)g, (double)v);
+                    ck_assert_msg(g == v, "width %d, how %d, row %u, column %d: %g, expected %g", (int)k, how, r,
+                                  (int)i, (double)g, (double)v);
                 }
             }
             gpu_drop(out);
@@ -113,14 +113,15 @@ static size_t scale_count(cedar_weight_kind kind, int64_t rows, int64_t cols) {
 
 static double value_at(const cedar_weight *w, int64_t row, int64_t col) {
     size_t i = (size_t)(row * w->cols + col);
+    if (w->kind == CEDAR_W_TILES)
+        return (double)cedar_e4m3_value[w->data[i]] *
+               cedar_ue8m0_value(w->scale[row / 32 * ((w->cols + 31) / 32) + col / 32]);
+    if (w->kind == CEDAR_W_FP4)
+        return (double)cedar_e2m1_value[w->data[i / 2] >> (i % 2 * 4) & 15] *
+               cedar_ue8m0_value(w->scale[row * (w->cols / 32) + col / 32]);
     uint16_t u;
-    switch (w->kind) {
-    case CEDAR_W_TILES:
-        return (double)cedar_e4m3_value[w->data[i]] * cedar_ue8m0_value(w->scale[row / 32 * ((w->cols + 31) / 32) + col / 32]);
-    case CEDAR_W_FP4:
-        return (double)cedar_e2m1_value[w->data[i / 2] >> (i % 2 * 4) & 15] * cedar_ue8m0_value(w->scale[row * (w->cols / 32) + col / 32]);
-    default: memcpy(&u, w->data + 2 * i, 2); return (double)cedar_bf16_value(u);
-    }
+    memcpy(&u, w->data + 2 * i, 2);
+    return (double)cedar_bf16_value(u);
 }
 
 /* whole: values -6 .. 6 times 1, 2 or 4 (bf16: -6 .. 6); else anything that is not NaN. */
@@ -128,7 +129,8 @@ static matrix make_matrix(cedar_weight_kind kind, int64_t rows, int64_t cols, bo
     size_t n = data_bytes(kind, rows, cols), scales = scale_count(kind, rows, cols);
     uint8_t *data = malloc(n), *scale = malloc(scales + 1);
     for (size_t i = 0; i < n; i++) {
-        if (kind == CEDAR_W_TILES) data[i] = whole ? cedar_e4m3_encode((double)draw(13) - 6) : (uint8_t)(draw(256) & 0xBF);
+        if (kind == CEDAR_W_TILES)
+            data[i] = whole ? cedar_e4m3_encode((double)draw(13) - 6) : (uint8_t)(draw(256) & 0xBF);
         else if (kind == CEDAR_W_FP4) data[i] = whole ? (uint8_t)(draw(256) & 0xEE) : (uint8_t)draw(256);
         else if (i % 2 == 0) {
             uint16_t u = bf16_bits(whole ? (float)draw(13) - 6 : normal());
@@ -206,7 +208,8 @@ static void run_linear(const cedar_weight *w, const batch *b, uint32_t rows, uin
 }
 
 static const struct { int64_t n, k; } linear_shapes[] = {
-    { 1, 32 }, { 15, 96 }, { 16, 128 }, { 17, 160 }, { 127, 512 }, { 128, 1280 }, { 129, 1152 }, { 512, 5120 }, { 320, 8192 },
+    { 1, 32 },      { 15, 96 },     { 16, 128 },    { 17, 160 },   { 127, 512 },
+    { 128, 1280 },  { 129, 1152 },  { 512, 5120 },  { 320, 8192 },
 };
 enum { LINEAR_SHAPES = sizeof linear_shapes / sizeof *linear_shapes };
 
@@ -220,8 +223,9 @@ static void check_linear(cedar_weight_kind kind, int64_t n, int64_t k, bool whol
         for (int64_t i = 0; i < n; i++) {
             double size, want = product(m.value + i * k, b.value + r * k, k, &size), got = (double)many[r * n + i];
             double most = whole ? 0 : chain_error(k) * size;
-            ck_assert_msg(fabs(got - want) <= most, "kind %d, %d x %d, row %u, output %d: %.9g, expected %.9g within %.3g",
-                          kind, (int)n, (int)k, r, (int)i, got, want, most);
+            ck_assert_msg(fabs(got - want) <= most,
+                          "kind %d, %d x %d, row %u, output %d: %.9g, expected %.9g within %.3g", kind, (int)n, (int)k,
+                          r, (int)i, got, want, most);
         }
     for (int c = 0; c < ROW_COUNTS; c++) {                      /* other batches, and both kernels: the same bits */
         uint32_t rows = row_counts[c];
@@ -256,7 +260,7 @@ static void check_codes(cedar_weight_kind kind, int first) {
     w.data = gpu_put(data, data_bytes(kind, N, K));
     int32_t id = 0;
     float *dy = gpu_put(NULL, 2 * sizeof y);
-    for (int s = first; s <= gpu_scale_max(kind); s++)
+    for (int s = first; s <= gpu_scale_max((int)kind); s++)
         for (int woven = 0; woven < 2; woven++) {
             memset(scale, s, sizeof scale);
             w.scale = gpu_put(scale, sizeof scale);
@@ -267,8 +271,10 @@ static void check_codes(cedar_weight_kind kind, int first) {
             gpu_get(y, dy, sizeof y);
             for (int r = 0; r < N; r++) {
                 if (!four && (r & 127) == 127) continue;            /* NaN, which no weight has */
-                double v = (double)(four ? cedar_e2m1_value[r & 15] : cedar_e4m3_value[r]) * cedar_ue8m0_value((uint8_t)s);
-                ck_assert_msg((double)y[r] == v, "kind %d, scale %d, code %d: %g, expected %g", kind, s, r, (double)y[r], v);
+                double code = (double)(four ? cedar_e2m1_value[r & 15] : cedar_e4m3_value[r]),
+                       v = code * cedar_ue8m0_value((uint8_t)s);
+                ck_assert_msg((double)y[r] == v, "kind %d, scale %d, code %d: %g, expected %g", kind, s, r,
+                              (double)y[r], v);
             }
             gpu_drop(px);
             gpu_drop((void *)(uintptr_t)w.scale);
@@ -302,7 +308,8 @@ START_TEST(linear_two_and_groups) {
         bool woven = rows > (uint32_t)gpu_few_rows();
         float *y[2] = { gpu_put(NULL, (size_t)rows * N * 4), gpu_put(NULL, (size_t)rows * N * 4) },
               *yg = gpu_put(NULL, (size_t)rows * GROUPS * PART * 4);
-        gpu_linear_two(&m0.dev, &m1.dev, &(gpu_operand){ b.packed[woven], NULL, 1, 0, woven }, rows, y[0], y[1], N, false);
+        gpu_linear_two(&m0.dev, &m1.dev, &(gpu_operand){ b.packed[woven], NULL, 1, 0, woven }, rows, y[0], y[1], N,
+                       false);
         for (int i = 0; i < 2; i++) {
             gpu_get(got, y[i], (size_t)rows * N * 4);
             ck_assert_msg(!memcmp(got, want[i], (size_t)rows * N * 4), "%u rows: weight %d of two differs", rows, i);
@@ -313,8 +320,9 @@ START_TEST(linear_two_and_groups) {
         for (uint32_t r = 0; r < rows; r++)
             for (int64_t n = 0; n < GROUPS * PART; n++) {
                 double v = product(g.value + n * GK, gb.value + (r * GROUPS + n / PART) * GK, GK, NULL);
-                ck_assert_msg(got[r * GROUPS * PART + n] == cedar_bf16_round((float)v), "%u rows: row %u, output %d: %g, expected %g",
-                              rows, r, (int)n, (double)got[r * GROUPS * PART + n], v);
+                float g_out = got[r * GROUPS * PART + n];
+                ck_assert_msg(g_out == cedar_bf16_round((float)v), "%u rows: row %u, output %d: %g, expected %g", rows,
+                              r, (int)n, (double)g_out, v);
             }
         gpu_drop(yg);
     }
@@ -368,8 +376,9 @@ static void check_experts(int64_t n, int64_t k, uint32_t rows, bool by_pair, boo
                     continue;
                 }
                 double v = product(m[e].value + i * k, b.value + (by_pair ? r * SLOTS + (uint32_t)s : r) * k, k, NULL);
-                ck_assert_msg(got == cedar_bf16_round((float)v), "%u rows: row %u, slot %d, output %d: %g, expected %g", rows,
-                              r, s, (int)i, (double)got, v);
+                ck_assert_msg(got == cedar_bf16_round((float)v),
+                              "%u rows: row %u, slot %d, output %d: %g, expected %g", rows, r, s, (int)i, (double)got,
+                              v);
             }
     gpu_drop(dy);
     free(y);
@@ -485,14 +494,16 @@ static double entry_value(const world *w, int part, uint32_t j, int k, bool inde
     uint8_t byte = index ? page[p->index_codes + (uint64_t)at * w->l.index_code_bytes + (unsigned)k / 2]
                          : page[p->kv_codes + (uint64_t)at * w->l.kv_code_bytes + (unsigned)k / 2];
     double code = (double)cedar_e2m1_value[k % 2 ? byte >> 4 : byte & 15];
-    if (index) return code * cedar_ue8m0_value(page[p->index_scales + (uint64_t)at * w->l.index_scale_bytes + (unsigned)k / 32]);
-    return code * (double)cedar_e4m3_value[page[p->kv_scales + (uint64_t)at * w->l.kv_scale_bytes + (unsigned)k / 16]];
+    const uint8_t *scale = page + (index ? p->index_scales + (uint64_t)at * w->l.index_scale_bytes + (unsigned)k / 32
+                                         : p->kv_scales + (uint64_t)at * w->l.kv_scale_bytes + (unsigned)k / 16);
+    return code * (index ? cedar_ue8m0_value(*scale) : (double)cedar_e4m3_value[*scale]);
 }
 
 static double window_value(const world *w, uint32_t pos, int layer, int k) {
     uint32_t record = w->l.ring_row_bytes;
-    const uint8_t *r = pos >= w->rows.pos ? w->window_rows + (size_t)(pos - w->rows.pos) * record
-                                          : w->rings + ((size_t)layer * w->l.ring_slots + pos % w->l.ring_slots) * record;
+    size_t slot = (size_t)layer * w->l.ring_slots + pos % w->l.ring_slots;
+    const uint8_t *r =
+        pos >= w->rows.pos ? w->window_rows + (size_t)(pos - w->rows.pos) * record : w->rings + slot * record;
     return (double)cedar_e4m3_value[r[k]] * cedar_ue8m0_value(r[w->c.head_dim + k / 32]);
 }
 
@@ -509,15 +520,15 @@ static void check_scores(uint32_t count, uint32_t pos, int part) {
     gpu_scores(w.gpu, diq, dg, part, ratio, scores);
     for (uint32_t r = 0; r < count; r += 1 + count / 8)
         for (uint32_t j = 0; j < (pos + r + 1) / (uint32_t)ratio; j++) {
-            double sum = 0;
+            double sum = 0, got = (double)scores[(size_t)r * CONTEXT + j];
             for (int h = 0; h < heads; h++) {
+                size_t head = (size_t)r * (size_t)heads + (size_t)h;
                 double dot = 0;
                 for (int k = 0; k < dim; k++)
-                    dot += (double)iq[((size_t)r * (size_t)heads + (size_t)h) * (size_t)dim + (size_t)k] * entry_value(&w, part, j, k, true);
-                sum += (double)g[(size_t)r * (size_t)heads + (size_t)h] * (dot > 0 ? dot : 0);
+                    dot += (double)iq[head * (size_t)dim + (size_t)k] * entry_value(&w, part, j, k, true);
+                sum += (double)g[head] * (dot > 0 ? dot : 0);
             }
-            ck_assert_msg((double)scores[(size_t)r * CONTEXT + j] == sum, "%u rows, row %u, entry %u: %.9g, expected %.9g",
-                          count, r, j, (double)scores[(size_t)r * CONTEXT + j], sum);
+            ck_assert_msg(got == sum, "%u rows, row %u, entry %u: %.9g, expected %.9g", count, r, j, got, sum);
         }
     gpu_drop(diq);
     gpu_drop(dg);
@@ -593,8 +604,8 @@ static void rotate(const world *w, const double *freq, uint32_t pos, double *v, 
 }
 
 /* One head of one row; `room` is the sum of the magnitudes that a channel adds up. */
-static void attend_host(const world *w, const double *freq, uint32_t row, const float *q, double sink, const int32_t *ids,
-                        int layer, int part, double *out, double *room) {
+static void attend_host(const world *w, const double *freq, uint32_t row, const float *q, double sink,
+                        const int32_t *ids, int layer, int part, double *out, double *room) {
     int dim = w->c.head_dim, n = 0;
     uint32_t pos = w->rows.pos + row, from = pos + 1 > (uint32_t)w->c.window ? pos + 1 - (uint32_t)w->c.window : 0;
     if (from < w->rows.lo) from = w->rows.lo;
@@ -642,7 +653,8 @@ static void check_attention(uint32_t count, uint32_t pos, uint32_t lo, uint32_t 
     for (int64_t i = 0; i < count * width; i++) q[i] = cedar_bf16_round(2 * normal());
     for (int h = 0; h < heads; h++) sink[h] = normal();
     for (uint32_t r = 0; r < count; r++) {                                  /* ascending, distinct */
-        uint32_t visible = part >= 0 ? (pos + r + 1) / (uint32_t)w.l.part[part].ratio : 0, n = 0, left = picked < visible ? picked : visible;
+        uint32_t visible = part >= 0 ? (pos + r + 1) / (uint32_t)w.l.part[part].ratio : 0, n = 0,
+                 left = picked < visible ? picked : visible;
         for (uint32_t j = 0; j < visible && left; j++)
             if (draw(visible - j) < left) {
                 ids[r * (uint32_t)topk + n++] = (int32_t)j;
@@ -666,8 +678,8 @@ static void check_attention(uint32_t count, uint32_t pos, uint32_t lo, uint32_t 
             for (int k = 0; k < dim; k++) {
                 double got = (double)cedar_bf16_value(out[0][r * width + place_of(h * dim + k, false)]);
                 ck_assert_msg(fabs(got - want[k]) <= 0x1p-6 * room[k],
-                              "%u rows at %u, %u picks, row %u, head %d, channel %d: %g, expected %g within %.2g", count, pos,
-                              picked, r, h, k, got, want[k], 0x1p-6 * room[k]);
+                              "%u rows at %u, %u picks, row %u, head %d, channel %d: %g, expected %g within %.2g",
+                              count, pos, picked, r, h, k, got, want[k], 0x1p-6 * room[k]);
             }
         }
     gpu_drop(dq);

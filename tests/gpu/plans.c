@@ -1,12 +1,12 @@
 /* Random step plans: the backend under test and the CPU engine play the same ones side by side, and all logits, drafts
  * and global rows are compared.
  *
- * wide  Both compute in double and decide alike, unless a decision lies within some 1e-13 of its border, which these seeds
- *       do not meet. What is left is the rounding of a double to the float that is handed out: 2^-24 of the value each
- *       way; 2^-22 of the largest logit of the row is asked. Global rows: the same bytes.
- * f32   Sums in another order differ by some 1e-7 of themselves, and a decision so close to its border (one in a million,
- *       docs/ENGINE.md) goes the other way and takes its sequence with it. So the farthest is not bounded; but most
- *       steps have no such decision behind them: in each walk more than half of them must agree within 1e-5. */
+ * wide  Both compute in double and decide alike, unless a decision lies within some 1e-13 of its border: one in 1e12.
+ *       What is left is the rounding of a double to the float that is handed out: 2^-24 of the value each way; 2^-22 of
+ *       the largest logit of the row is asked. Global rows: the same bytes.
+ * f32   Sums in another order differ by some 1e-7 of themselves, and a decision so close to its border (one in a
+ *       million, docs/ENGINE.md) goes the other way and takes its sequence with it. So the farthest is not bounded; but
+ *       most steps have no such decision behind them: in each walk more than half of them must agree within 1e-5. */
 #include "tests/engine_rig.h"
 #include "tests/gpu/suites.h"
 
@@ -84,7 +84,8 @@ static int pick_source(walk *w) {
     int first = (int)below(w, SEQS);
     for (int k = 0; k < SEQS; k++) {
         int i = (first + k) % SEQS;
-        if (w->seq[i] >= 0 && cedar_seq_pos(w->cpu.e, w->seq[i]) > cedar_seq_write_floor(w->cpu.e, w->seq[i]) + 1) return i;
+        int32_t seq = w->seq[i];
+        if (seq >= 0 && cedar_seq_pos(w->cpu.e, seq) > cedar_seq_write_floor(w->cpu.e, seq) + 1) return i;
     }
     return -1;
 }

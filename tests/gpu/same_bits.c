@@ -102,7 +102,8 @@ static void random_step(bed *b, rig *r, uint64_t seed, uint64_t *draw, const int
         if (total + rows > TOKENS_MAX) continue;
         total += rows;
         order[count] = s;
-        e[count++] = rig_entry(r, seq[s], b->token[s], rows == 1 ? CEDAR_ROWS_DECODE : CEDAR_ROWS_PREFILL, rows, &exact);
+        cedar_rows_kind kind = rows == 1 ? CEDAR_ROWS_DECODE : CEDAR_ROWS_PREFILL;
+        e[count++] = rig_entry(r, seq[s], b->token[s], kind, rows, &exact);
     }
     if (!count) return;
     rig_step(r, e, count, CEDAR_CUT_AFTER, b->rows);
@@ -110,8 +111,8 @@ static void random_step(bed *b, rig *r, uint64_t seed, uint64_t *draw, const int
         for (uint32_t k = 0; k < e[i].rows; k++, row++)
             ck_assert_msg(!memcmp(b->rows + (size_t)row * r->v, b->alone[order[i]] + (size_t)(e[i].pos + k) * r->v,
                                   r->v * sizeof(float)),
-                          "stream %u, position %u: other bits in a batch of %u entries and %u rows than alone", order[i],
-                          e[i].pos + k, count, total);
+                          "stream %u, position %u: other bits in a batch of %u entries and %u rows than alone",
+                          order[i], e[i].pos + k, count, total);
 }
 
 static bool done(const bed *b, const rig *r, const int32_t *seq) {
