@@ -590,7 +590,8 @@ static void run(cedar_gpu_bench *b, const op &o, uint32_t round) {
     case ATTENTION:
         d.active += o.n < COUNT_1M / ROUNDS_MAX ? round * o.n : 0;
         tensor_keys(d, 0, o.n, b->c.kv_sources[0], 0, 0, b->attention, b->s);
-        tensor_attention_rows(d, 0, o.n, 1, (const uint16_t *)b->q, b->sink, c->heads / c->o_groups, b->attention, woven, b->packed,
+        tensor_attention_rows(d, 0, o.n, 1, (const uint16_t *)b->q, b->sink, c->heads / c->o_groups, b->attention, woven,
+                              b->packed,
                               b->s);
         break;
     case SCORES:
