@@ -503,8 +503,7 @@ static void add_rows(cedar_gpu_bench *b) {
     add_select(b, SELECT, "topk512_64x16k", "64 rows, 16,384 random scores", 64, 1 << 14, RANDOM);
     add_select(b, SELECT, "topk512_64x128k", "64 rows, 131,072 random scores", 64, 1 << 17, RANDOM);
     add_select(b, POOL, "pool_1x128k", "best 2048 blocks of 8 of 131,072 scores", 1, 1 << 17, RANDOM);
-    /* streams read and written, a sub-layer's output read, its input written, as bf16: what the task needs, though
-     * streams are kept as floats here */
+    /* streams read and written, a sub-layer's output read, its input written, as bf16 */
     add(b, SITE, "mhc_site_2048", "post, mix, pre and norm of 2048 rows, bytes as bf16", CEDAR_GPU_OF_BANDWIDTH,
         n * d * 2 * (2 * h + 2), 0.8, ROWS, 4);
     add(b, SITE, "mhc_site_1", "the same, 1 row", CEDAR_GPU_TIME, 0, 0, 1, 32);
@@ -590,9 +589,8 @@ static void run(cedar_gpu_bench *b, const op &o, uint32_t round) {
     case ATTENTION:
         d.active += o.n < COUNT_1M / ROUNDS_MAX ? round * o.n : 0;
         tensor_keys(d, 0, o.n, b->c.kv_sources[0], 0, 0, b->attention, b->s);
-        tensor_attention_rows(d, 0, o.n, 1, (const uint16_t *)b->q, b->sink, c->heads / c->o_groups, b->attention, woven,
-                              b->packed,
-                              b->s);
+        tensor_attention_rows(d, 0, o.n, 1, (const uint16_t *)b->q, b->sink, c->heads / c->o_groups, b->attention,
+                              woven, b->packed, b->s);
         break;
     case SCORES:
         tensor_scores(d, 0, o.n, b->q, b->q, b->l.part_count - 1, 1, o.pooled, b->s);

@@ -64,7 +64,8 @@ void gpu_linear(const cedar_weight *w, const gpu_operand *x, uint32_t rows, floa
 
 void gpu_linear_two(const cedar_weight *w0, const cedar_weight *w1, const gpu_operand *x, uint32_t rows, float *y0,
                     float *y1, int64_t ldy, bool round) {
-    tensor_linear_two(weight(w0), weight(w1), of(x), rows, result{ y0, ldy, round ? AS_ROUNDED : AS_SUMMED }, y1, alone);
+    tensor_linear_two(weight(w0), weight(w1), of(x), rows, result{ y0, ldy, round ? AS_ROUNDED : AS_SUMMED }, y1,
+                      alone);
     wait_for("tensor_linear_two");
 }
 
@@ -210,7 +211,8 @@ void gpu_attention(gpu_world *w, const float *q, const float *sink, const int32_
     __nv_bfloat16 *narrow_q = (__nv_bfloat16 *)gpu_put(NULL, bytes);
     narrow<<<256, 256>>>(q, bytes / 2, narrow_q);
     tensor_keys(w->d, 0, w->count, layer, ids ? part : -1, 0, w->a, 0);
-    tensor_attention_rows(w->d, 0, w->count, table_kind, (const uint16_t *)narrow_q, s, w->c.heads / w->c.o_groups, w->a, many, packed, 0);
+    tensor_attention_rows(w->d, 0, w->count, table_kind, (const uint16_t *)narrow_q, s,
+                          w->c.heads / w->c.o_groups, w->a, many, packed, 0);
     wait_for("tensor_attention_rows");
     gpu_get(out, packed, bytes);
     gpu_drop(packed);
