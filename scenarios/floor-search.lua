@@ -1,4 +1,4 @@
--- floor: how many sessions keep a speed floor, and what does a scheduler that protects it cost in TTFT?
+-- floor-search: how many sessions keep a speed floor, and what does a scheduler that protects it cost in TTFT?
 --
 -- Time      about a second: no GPU and no numerics, steps are priced by the cost model (clock = "modelled")
 -- Plays     six recorded coding-agent sessions (6 turns of each) at full length, six at a time, on the real layer
