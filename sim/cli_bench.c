@@ -5,6 +5,7 @@
 
 static const struct subject { const char *name; int (*run)(int argc, char **argv); } subjects[] = {
     { "sim", cedar_cli_bench_sim },
+    { "gpu", cedar_cli_bench_gpu },
 };
 
 int cedar_cli_bench(int argc, char **argv) {

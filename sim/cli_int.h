@@ -30,6 +30,7 @@ int cedar_cli_bench(int argc, char **argv);
 
 /* What `cedar bench` measures; argv[0] is the subject. */
 int cedar_cli_bench_sim(int argc, char **argv);
+int cedar_cli_bench_gpu(int argc, char **argv);
 
 /* Prints "cedar: MESSAGE" to stderr and returns the exit code of the error's class. */
 int cedar_cli_fail(const cedar_err *err);

@@ -96,6 +96,7 @@ static const cedar_verb verbs[] = {
       cedar_cli_check_golden },
     { "bench", "measure the program itself; each figure against a limit or a peer of the same run",
       "usage: cedar bench sim [--requests N] [--repeat N] [--lanes N] [--csv]\n"
+      "       cedar bench gpu [MODEL] [--row NAME]... [--repeat N] [--csv]\n"
       "\n"
       "sim   the simulator on one core: requests a second of a modelled replay of 48 recorded sessions, with the\n"
       "      store and without; the store against bare prepared inserts of the same rows; the replay against a bare\n"
@@ -104,10 +105,19 @@ static const cedar_verb verbs[] = {
       "      --requests N    requests of each replay (default 200000)\n"
       "      --repeat N      repetitions (default 5)\n"
       "      --lanes N       sessions at the same time (default 128)\n"
-      "  -c, --csv           comma-separated values\n"
       "\n"
-      "example:\n"
-      "  cedar bench sim --repeat 9\n",
+      "gpu   the CUDA engine: operators, decode steps and prefill of MODEL (default flash-e32) against the bandwidth\n"
+      "      and the matrix rate of the device, measured first. Shown are median, least and 90th percentile\n"
+      "      (docs/ENGINE.md). About three minutes and 60 GB of device memory.\n"
+      "\n"
+      "      --row NAME      only rows whose names begin so; may be given again\n"
+      "      --repeat N      measurements of a row (default 50; rows that take seconds get fewer, at least 3)\n"
+      "\n"
+      "both  -c, --csv       comma-separated values\n"
+      "\n"
+      "examples:\n"
+      "  cedar bench sim --repeat 9\n"
+      "  cedar bench gpu --row decode_b1 --row linear\n",
       cedar_cli_bench },
     { "help", "how to use a verb",
       "usage: cedar help [VERB]\n"
