@@ -92,8 +92,8 @@ TESTBIN   := $(TESTSRC:tests/%.c=$(BUILD)/tests/%)
 FUZZSRC   := $(wildcard tests/fuzz/fuzz_*.c)
 FUZZNAMES := $(FUZZSRC:tests/fuzz/fuzz_%.c=%)
 
-.PHONY: all help need setup quickstart test test-slow suites check e2e asan tsan clang fuzz fuzz-build headers \
-        includes tidy install clean FORCE
+.PHONY: all help need setup quickstart test test-slow test-gpu suites check e2e asan tsan clang fuzz fuzz-build \
+        headers includes tidy install clean FORCE
 .DELETE_ON_ERROR:
 
 all: need
@@ -108,6 +108,7 @@ help:
 #: make quickstart   install what is missing, build, play scenarios/quickstart.lua, write its HTML report
 #: make test         install what is missing, build, run all tests: one line a suite, then the totals
 #: make test-slow    the tests that take minutes: those tagged "slow", and the oracle on random shapes
+#: make test-gpu     the CUDA engine on a GPU: operators, golden vectors, same bits, random plans; skipped without one
 #: make e2e          the program from outside: run, report, replay, kill, exit codes
 #: make asan         tests with AddressSanitizer and UndefinedBehaviorSanitizer
 #: make tsan         tests with ThreadSanitizer
@@ -120,6 +121,7 @@ help:
 #: make setup        only install what is missing (CEDAR_NO_INSTALL=1: only say it)
 #: make clean        remove build/ and ./cedar
 #: Variables: CC=gcc|clang, CONFIG=release|debug|asan|tsan, CFLAGS, CUDA=0, CUDA_HOME, CUDA_ARCH, V=1 (show commands).
+#: GPU_SUITES: some of operators, same_bits, plans, golden for test-gpu.
 
 # --- set-up: the flags above were read before anything was installed, so each target starts make anew ----------------
 need:
@@ -212,6 +214,22 @@ check: $(TESTBIN) $(BUILD)/cedar
 SLOWPY := $(wildcard tests/slow_*.py)
 test-slow: all $(TESTBIN)
 	@CC='$(CC)' CEDAR_TESTS=slow tools/run_tests.sh $(BUILD) $(notdir $(TESTBIN)) $(SLOWPY:tests/%.py=%)
+
+# Files of tests/gpu are one program.
+GPUTEST   := $(BUILD)/tests/test_gpu
+GPUTESTCU := $(patsubst %.cu,$(CUBUILD)/%.cu.o,$(wildcard tests/gpu/*.cu))
+$(GPUTEST): $(patsubst %.c,$(BUILD)/%.o,$(wildcard tests/gpu/*.c)) $(GPUTESTCU) $(LIB)
+	$(call say,LINK,$@)
+	$(Q)$(CC) $(OPT) -o $@ $^ $(shell pkg-config --libs check) $(LDLIBS)
+
+test-gpu:
+	@CC='$(CC)' tools/setup.sh --say build test
+ifneq ($(USE_CUDA),)
+	@$(MAKE) --no-print-directory $(GPUTEST)
+	@$(GPUTEST) $(GPU_SUITES)
+else
+	@echo 'test_gpu: skipped; $(CUDA_SAYS)'
+endif
 
 e2e: all
 	@tools/setup.sh --say e2e

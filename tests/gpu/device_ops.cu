@@ -1,0 +1,210 @@
+/* Launchers of engine/cuda, one by one. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/cuda/ops.cuh"
+#include "engine/cuda/tensor.cuh"
+#include "tests/gpu/device_ops.h"
+
+static void need(cudaError_t e, const char *what) {
+    if (e == cudaSuccess) return;
+    fprintf(stderr, "device_ops: %s: %s\n", what, cudaGetErrorString(e));
+    exit(70);
+}
+
+static void wait_for(const char *what) {
+    need(cudaGetLastError(), what);
+    need(cudaDeviceSynchronize(), what);
+}
+
+static dev_weight weight(const cedar_weight *w) {
+    return dev_weight{ (int)w->kind, w->rows, w->cols, w->data, w->scale };
+}
+static operand of(const gpu_operand *x) { return operand{ x->x, x->list, x->stride, x->first, x->woven }; }
+static const chain alone = { 0, false };
+
+void gpu_start(void) {
+    need(tensor_prepare(), "tensor_prepare");
+    need(tensor_attention_prepare(), "tensor_attention_prepare");
+}
+
+void *gpu_put(const void *host, size_t bytes) {
+    void *p = NULL;
+    need(cudaMalloc(&p, bytes ? bytes : 1), "cudaMalloc");
+    if (host) need(cudaMemcpy(p, host, bytes, cudaMemcpyHostToDevice), "copying in");
+    else need(cudaMemset(p, 0xFF, bytes), "filling");
+    return p;
+}
+
+void gpu_get(void *host, const void *from, size_t bytes) {
+    need(cudaMemcpy(host, from, bytes, cudaMemcpyDeviceToHost), "copying out");
+}
+
+void gpu_drop(void *p) { need(cudaFree(p), "cudaFree"); }
+int64_t gpu_padded(int64_t k) { return padded(k); }
+int gpu_few_rows(void) { return FEW_ROWS; }
+int gpu_scale_max(int kind) { return tensor_scale_max(kind); }
+
+void gpu_pack(const float *x, int64_t ldx, const uint32_t *list, uint32_t n, int64_t k, bool quantise, bool woven,
+              uint16_t *out) {
+    tensor_pack(x, ldx, list, n, k, quantise, woven, out, alone);
+    wait_for("tensor_pack");
+}
+
+void gpu_norm(const float *x, int width, uint32_t n, const cedar_weight *gain, double eps, bool woven, uint16_t *out) {
+    tensor_norm(x, width, n, weight(gain), eps, woven, out, alone);
+    wait_for("tensor_norm");
+}
+
+void gpu_linear(const cedar_weight *w, const gpu_operand *x, uint32_t rows, float *y, int64_t ldy, bool round) {
+    tensor_linear(weight(w), of(x), rows, y, ldy, round, alone);
+    wait_for("tensor_linear");
+}
+
+void gpu_linear_two(const cedar_weight *w0, const cedar_weight *w1, const gpu_operand *x, uint32_t rows, float *y0,
+                    float *y1, int64_t ldy, bool round) {
+    tensor_linear_two(weight(w0), weight(w1), of(x), rows, y0, y1, ldy, round, alone);
+    wait_for("tensor_linear_two");
+}
+
+void gpu_groups(const cedar_weight *w, int groups, const gpu_operand *x, uint32_t rows, float *y, int64_t ldy) {
+    tensor_groups(weight(w), groups, of(x), rows, y, ldy, alone);
+    wait_for("tensor_groups");
+}
+
+static __global__ void nothing(void) {}
+
+void gpu_experts(const cedar_weight *list, int experts, const int32_t *ids, uint32_t rows, int per_token,
+                 const uint16_t *x, bool by_pair, bool woven, float *y) {
+    dev_weight *host = (dev_weight *)calloc((size_t)experts, sizeof *host);
+    for (int e = 0; e < experts; e++) host[e] = weight(&list[e]);
+    dev_weight *on_device = (dev_weight *)gpu_put(host, (size_t)experts * sizeof *host);
+    int32_t *chosen = (int32_t *)gpu_put(ids, (size_t)rows * per_token * sizeof *ids);
+    uint32_t tiles = tensor_tiles_max(rows, per_token, experts);
+    expert_tiles t = {};
+    t.pairs = (uint32_t *)gpu_put(NULL, (size_t)rows * per_token * 4);
+    t.tile_expert = (int32_t *)gpu_put(NULL, (size_t)tiles * 4);
+    t.tile_first = (uint32_t *)gpu_put(NULL, (size_t)tiles * 4);
+    t.tile_count = (uint32_t *)gpu_put(NULL, (size_t)tiles * 4);
+    tensor_tiles(rows, per_token, experts, woven, &t);
+    if (t.tiles_max > tiles) {
+        fprintf(stderr, "device_ops: %u tiles, room for %u\n", t.tiles_max, tiles);
+        exit(70);
+    }
+    nothing<<<1, 1>>>();                        /* tensor_sort follows a kernel */
+    tensor_sort(chosen, rows, per_token, experts, woven, t, 0);
+    tensor_experts(on_device, 1, 0, list[0].rows, x, woven, by_pair ? 1 : per_token + 1, t, y, y, list[0].rows,
+                   chain{ 0, true });
+    wait_for("tensor_experts");
+    free(host);
+    void *all[] = { on_device, chosen, t.pairs, t.tile_expert, t.tile_first, t.tile_count };
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) gpu_drop(all[i]);
+}
+
+/* --- a sequence --------------------------------------------------------------------------------------------------- */
+
+struct gpu_world {
+    dev d;
+    cedar_layout l;
+    attention_work a;
+    cedar_config c;
+    uint32_t count;
+    void *taken[32];
+    int taken_count;
+};
+
+static void *keep(gpu_world *w, void *p) { return w->taken[w->taken_count++] = p; }
+static void *keep_bytes(gpu_world *w, size_t bytes) { return keep(w, gpu_put(NULL, bytes)); }
+
+static void make_rows(gpu_world *w, const gpu_rows *rows) {
+    dev &d = w->d;
+    uint32_t n = rows->count;
+    dev_entry e = { 0, rows->pos, n, 0, 0, { rows->lo, rows->lo, rows->lo }, { 0 } };
+    int32_t *ints = (int32_t *)calloc(n, sizeof *ints);
+    d.entries = (dev_entry *)keep(w, gpu_put(&e, sizeof e));
+    d.row_entry = (int32_t *)keep(w, gpu_put(ints, n * 4));
+    for (uint32_t i = 0; i < n; i++) ints[i] = (int32_t)i;
+    d.active = (uint32_t *)keep(w, gpu_put(ints, n * 4));
+    for (uint32_t i = 0; i < n; i++) ints[i] = (int32_t)(rows->pos + i);
+    d.row_pos = (uint32_t *)keep(w, gpu_put(ints, n * 4));
+    free(ints);
+}
+
+static void make_attention(gpu_world *w) {
+    attention_work &a = w->a;
+    size_t n = w->count;
+    a.keys_max = (w->c.window + w->c.index_topk + 63) / 64 * 64;
+    a.keys = (dev_key *)keep_bytes(w, n * a.keys_max * sizeof(dev_key));
+    a.fp4 = (uint8_t *)keep_bytes(w, n * a.keys_max);
+    a.count = (int32_t *)keep_bytes(w, n * 4);
+    a.logits = (float *)keep_bytes(w, n * w->c.heads * a.keys_max * 4);
+    a.total = (float *)keep_bytes(w, n * w->c.heads * 4);
+}
+
+gpu_world *gpu_world_open(const cedar_config *c, const cedar_layout *l, uint32_t context, const uint8_t *pages,
+                          uint32_t page_count, const uint8_t *rings, const uint8_t *window_rows, const gpu_rows *rows) {
+    gpu_world *w = (gpu_world *)calloc(1, sizeof *w);
+    dev &d = w->d;
+    w->l = *l;
+    w->c = *c;
+    w->count = rows->count;
+    d.hidden = c->hidden; d.hc = c->hc; d.head_dim = c->head_dim; d.heads = c->heads; d.rope = c->rope_dim;
+    d.window = c->window; d.index_heads = c->index_heads; d.index_dim = c->index_dim; d.topk = c->index_topk;
+    d.candidate_blocks = c->candidate_blocks; d.candidate_block = c->candidate_block;
+    d.context = (int32_t)context; d.pages_per_seq = (int32_t)page_count; d.real_bytes = 4; d.row_max = rows->count;
+    d.l = (const cedar_layout *)keep(w, gpu_put(l, sizeof *l));
+    d.pages = (uint8_t *)keep(w, gpu_put(pages, page_count * l->page_bytes));
+    d.rings = (uint8_t *)keep(w, gpu_put(rings, l->ring_bytes));
+    d.window_rows = (uint8_t *)keep(w, gpu_put(window_rows, (size_t)rows->count * l->ring_row_bytes));
+    int32_t *table = (int32_t *)calloc(page_count, sizeof *table);
+    for (uint32_t i = 0; i < page_count; i++) table[i] = (int32_t)i;
+    d.page_table = (int32_t *)keep(w, gpu_put(table, page_count * 4));
+    free(table);
+    make_rows(w, rows);
+    make_attention(w);
+    d.scores = keep_bytes(w, (size_t)rows->count * context * 4);
+    d.topk_ids = (int32_t *)keep_bytes(w, (size_t)rows->count * c->index_topk * 4);
+    d.table = keep_bytes(w, (size_t)2 * rows->count * c->rope_dim * 4);
+    double *freq = (double *)calloc((size_t)c->rope_dim, sizeof *freq);
+    cedar_rope_frequencies(c, freq, freq + c->rope_dim / 2);
+    double *on_device = (double *)keep(w, gpu_put(freq, (size_t)c->rope_dim * sizeof *freq));
+    free(freq);
+    launch_begin<bf16>(d, rows->count, on_device, 0);
+    wait_for("launch_begin");
+    return w;
+}
+
+void gpu_world_close(gpu_world *w) {
+    while (w->taken_count) gpu_drop(w->taken[--w->taken_count]);
+    free(w);
+}
+
+void gpu_scores(gpu_world *w, const float *iq, const float *g, int part, int ratio, float *scores) {
+    tensor_scores(w->d, 0, w->count, iq, g, part, ratio, false, 0);
+    wait_for("tensor_scores");
+    gpu_get(scores, w->d.scores, (size_t)w->count * w->d.context * 4);
+}
+
+void gpu_select(gpu_world *w, const float *scores, int ratio, int32_t *ids) {
+    need(cudaMemcpy(w->d.scores, scores, (size_t)w->count * w->d.context * 4, cudaMemcpyHostToDevice), "scores");
+    launch_select<bf16>(w->d, 0, w->count, ratio, false, 0);
+    wait_for("launch_select");
+    gpu_get(ids, w->d.topk_ids, (size_t)w->count * w->d.topk * 4);
+}
+
+bool gpu_attention_can(const gpu_world *w) { return tensor_attention_rows_can(w->d, w->l, w->a); }
+
+void gpu_attention(gpu_world *w, const float *q, const float *sink, const int32_t *ids, int layer, int part,
+                   int table_kind, bool many, uint16_t *out) {
+    size_t bytes = (size_t)w->count * w->c.heads * w->c.head_dim * 2;
+    dev_weight s = { CEDAR_W_F32, 1, w->c.heads, (const uint8_t *)sink, NULL };
+    uint16_t *packed = (uint16_t *)gpu_put(NULL, bytes);
+    if (ids)
+        need(cudaMemcpy(w->d.topk_ids, ids, (size_t)w->count * w->d.topk * 4, cudaMemcpyHostToDevice), "picks");
+    tensor_keys(w->d, 0, w->count, layer, ids ? part : -1, 0, w->a, 0);
+    tensor_attention_rows(w->d, 0, w->count, table_kind, q, s, w->c.heads / w->c.o_groups, w->a, many, packed, 0);
+    wait_for("tensor_attention_rows");
+    gpu_get(out, packed, bytes);
+    gpu_drop(packed);
+}

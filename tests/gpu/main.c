@@ -1,0 +1,67 @@
+/* make test-gpu: the CUDA engine on a GPU. Run from the folder of the sources. Without a GPU it says so and passes.
+ *
+ *     test_gpu [--backend NAME] [SUITE...]
+ *
+ * --backend cpu puts the CPU engine in the place of the one under test, which tests the suites golden, same_bits and
+ * plans where there is no GPU. Each test runs in a process of its own; the parent never touches CUDA. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "engine/backend.h"
+#include "tests/gpu/suites.h"
+
+const char *gpu_backend = "cuda";
+
+static const struct { const char *name; Suite *(*make)(void); } suites[] = {
+    { "operators", gpu_operators_suite },
+    { "same_bits", gpu_same_bits_suite },
+    { "plans", gpu_plans_suite },
+    { "golden", gpu_golden_suite },
+};
+
+/* In a child: CUDA must not have been started in a process that forks. */
+static bool gpu_present(void) {
+#ifdef CEDAR_HAVE_CUDA
+    int status = 1;
+    pid_t child = fork();
+    if (child == 0) _exit(cedar_cuda_present() ? 0 : 1);
+    return child > 0 && waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0;
+#else
+    return false;
+#endif
+}
+
+static bool chosen(const char *name, int argc, char **argv) {
+    for (int i = 0; i < argc; i++)
+        if (!strcmp(name, argv[i])) return true;
+    return argc == 0;
+}
+
+int main(int argc, char **argv) {
+    argc--;
+    argv++;
+    if (argc >= 2 && !strcmp(argv[0], "--backend")) {
+        gpu_backend = argv[1];
+        argc -= 2;
+        argv += 2;
+    }
+    bool cuda = !strcmp(gpu_backend, "cuda");
+    if (cuda && !gpu_present()) {
+        puts("test_gpu: skipped, there is no GPU on this machine that CUDA can use");
+        return EXIT_SUCCESS;
+    }
+    int failed = 0, run = 0;
+    for (size_t i = 0; i < sizeof suites / sizeof *suites; i++) {
+        if (!chosen(suites[i].name, argc, argv) || (!cuda && suites[i].make == gpu_operators_suite)) continue;
+        SRunner *r = srunner_create(suites[i].make());
+        srunner_run_all(r, CK_VERBOSE);
+        failed += srunner_ntests_failed(r);
+        run += srunner_ntests_run(r);
+        srunner_free(r);
+    }
+    printf("test_gpu: %d passed, %d failed, backend %s\n", run - failed, failed, gpu_backend);
+    return failed || !run ? EXIT_FAILURE : EXIT_SUCCESS;
+}

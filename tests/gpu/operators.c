@@ -1,0 +1,723 @@
+/* Operators of engine/cuda alone, against plain loops in double on the host.
+ *
+ * Whole numbers  Where inputs are small whole numbers times powers of two, every partial sum is exact in fp32, so the
+ *                result must be the reference's bits: an error in indexing, order or decoding cannot hide in rounding.
+ * Random data    Kernels for few rows and for many give the same bits (class D1), which are near the reference: a chain
+ *                of m16n8k16 adds 16 products and the sum so far, each cut to 2^-23 of the largest; a part of K has
+ *                K / 128 / 8 blocks of 8 chains, rounded up. So the error is at most 17 * 2^-23 * (K / 128 + 8) of the
+ *                sum of magnitudes, and 8 roundings for the parts. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/rng.h"
+#include "engine/quant.h"
+#include "tests/engine_rig.h"
+#include "tests/gpu/device_ops.h"
+#include "tests/gpu/suites.h"
+
+static uint64_t draws;
+static uint64_t draw(uint32_t n) { return cedar_rng_below(31, draws++, n); }
+/* About normal, variance 1. */
+static float normal(void) {
+    double s = 0;
+    for (int i = 0; i < 12; i++) s += (double)draw(1 << 20) / (1 << 20);
+    return (float)(s - 6);
+}
+
+/* --- packed activations ------------------------------------------------------------------------------------------- */
+
+/* Where column k of a packed row is (engine/cuda/tensor.cuh). */
+static int64_t place_of(int64_t k, bool woven) {
+    int64_t pair = k % 4, second = k % 8 / 4, eight = k / 8 * 8;
+    if (!woven) return eight + 2 * pair + second;
+    return k / 64 * 64 + 32 * (k % 16 / 8) + 8 * pair + 2 * (k % 64 / 16) + second;
+}
+
+static uint16_t bf16_bits(float x) {
+    uint32_t u;
+    x = cedar_bf16_round(x);
+    memcpy(&u, &x, sizeof u);
+    return (uint16_t)(u >> 16);
+}
+
+/* The reference of tensor_pack: a row's values as bf16. */
+static void pack_row(const float *x, int64_t k, bool quantise, float *out) {
+    uint8_t code[32], scale;
+    for (int64_t i = 0; i < k; i += 32) {
+        int n = k - i < 32 ? (int)(k - i) : 32;
+        if (quantise) cedar_fp8q32_f(x + i, n, code, &scale);
+        for (int j = 0; j < n; j++)
+            out[i + j] = quantise ? (float)((double)cedar_e4m3_value[code[j]] * cedar_ue8m0_value(scale))
+                                  : cedar_bf16_round(x[i + j]);
+    }
+}
+
+static const uint32_t row_counts[] = { 1, 7, 8, 9, 16, 17, 31, 32, 33, 63, 64, 65, 129, 300 };
+enum { ROW_COUNTS = sizeof row_counts / sizeof *row_counts, ROWS = 300 };
+
+START_TEST(packing) {
+    static const int64_t widths[] = { 32, 96, 128, 160, 512, 1280, 5120, 8192 };
+    gpu_start();
+    for (size_t c = 0; c < sizeof widths / sizeof *widths; c++) {
+        int64_t k = widths[c], wide = gpu_padded(k);
+        uint32_t n = 5, list[5] = { 4, 0, 3, 1, 2 };
+        float *x = malloc((size_t)(n * k) * sizeof *x), *want = malloc((size_t)k * sizeof *want);
+        for (int64_t i = 0; i < n * k; i++) x[i] = normal() * (float)(1u << draw(12)) / 64;
+        for (int i = 0; i < 32; i++) x[i] = 0;                      /* a block of zeros */
+        uint16_t *got = malloc((size_t)(n * wide) * sizeof *got);
+        float *dx = gpu_put(x, (size_t)(n * k) * sizeof *x);
+        uint32_t *dl = gpu_put(list, sizeof list);
+        for (int how = 0; how < 8; how++) {
+            bool quantise = how & 1, woven = how & 2, listed = how & 4;
+            uint16_t *out = gpu_put(NULL, (size_t)(n * wide) * 2);
+            gpu_pack(dx, k, listed ? dl : NULL, n, k, quantise, woven, out);
+            gpu_get(got, out, (size_t)(n * wide) * 2);
+            for (uint32_t r = 0; r < n; r++) {
+                pack_row(x + r * k, k, quantise, want);
+                for (int64_t i = 0; i < wide; i++) {
+                    float v = i < k ? want[i] : 0, g = cedar_bf16_value(got[r * wide + place_of(i, woven)]);
+                    ck_assert_msg(g == v, "width %d, how %d, row %u, column %d: %g, expected %g", (int)k, how, r,
+                                  (int)i, (double)g, (double)v);
+                }
+            }
+            gpu_drop(out);
+        }
+        gpu_drop(dx);
+        gpu_drop(dl);
+        free(x);
+        free(want);
+        free(got);
+    }
+}
+END_TEST
+
+/* --- weights ------------------------------------------------------------------------------------------------------ */
+
+/* A weight on the host, its values, and the same on the device. */
+typedef struct matrix {
+    cedar_weight host, dev;
+    double *value;
+} matrix;
+
+static size_t data_bytes(cedar_weight_kind kind, int64_t rows, int64_t cols) {
+    size_t n = (size_t)(rows * cols);
+    return kind == CEDAR_W_FP4 ? n / 2 : kind == CEDAR_W_BF16 ? 2 * n : n;
+}
+
+static size_t scale_count(cedar_weight_kind kind, int64_t rows, int64_t cols) {
+    if (kind == CEDAR_W_TILES) return (size_t)((rows + 31) / 32 * ((cols + 31) / 32));
+    return kind == CEDAR_W_FP4 ? (size_t)(rows * (cols / 32)) : 0;
+}
+
+static double value_at(const cedar_weight *w, int64_t row, int64_t col) {
+    size_t i = (size_t)(row * w->cols + col);
+    if (w->kind == CEDAR_W_TILES)
+        return (double)cedar_e4m3_value[w->data[i]] *
+               cedar_ue8m0_value(w->scale[row / 32 * ((w->cols + 31) / 32) + col / 32]);
+    if (w->kind == CEDAR_W_FP4)
+        return (double)cedar_e2m1_value[w->data[i / 2] >> (i % 2 * 4) & 15] *
+               cedar_ue8m0_value(w->scale[row * (w->cols / 32) + col / 32]);
+    uint16_t u;
+    memcpy(&u, w->data + 2 * i, 2);
+    return (double)cedar_bf16_value(u);
+}
+
+/* whole: values -6 .. 6 times 1, 2 or 4 (bf16: -6 .. 6); else anything that is not NaN. */
+static matrix make_matrix(cedar_weight_kind kind, int64_t rows, int64_t cols, bool whole) {
+    size_t n = data_bytes(kind, rows, cols), scales = scale_count(kind, rows, cols);
+    uint8_t *data = malloc(n), *scale = malloc(scales + 1);
+    for (size_t i = 0; i < n; i++) {
+        if (kind == CEDAR_W_TILES)
+            data[i] = whole ? cedar_e4m3_encode((double)draw(13) - 6) : (uint8_t)(draw(256) & 0xBF);
+        else if (kind == CEDAR_W_FP4) data[i] = whole ? (uint8_t)(draw(256) & 0xEE) : (uint8_t)draw(256);
+        else if (i % 2 == 0) {
+            uint16_t u = bf16_bits(whole ? (float)draw(13) - 6 : normal());
+            memcpy(data + i, &u, 2);
+        }
+    }
+    for (size_t i = 0; i < scales; i++) scale[i] = (uint8_t)((whole ? 127 : 117) + draw(3));
+    matrix m = { .host = { .kind = kind, .rows = rows, .cols = cols, .data = data, .scale = scales ? scale : NULL } };
+    m.value = malloc((size_t)(rows * cols) * sizeof *m.value);
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t c = 0; c < cols; c++) m.value[r * cols + c] = value_at(&m.host, r, c);
+    m.dev = m.host;
+    m.dev.data = gpu_put(data, n);
+    m.dev.scale = scales ? gpu_put(scale, scales) : NULL;
+    return m;
+}
+
+static void drop_matrix(matrix *m) {
+    gpu_drop((void *)(uintptr_t)m->dev.data);
+    if (m->dev.scale) gpu_drop((void *)(uintptr_t)m->dev.scale);
+    free((void *)(uintptr_t)m->host.data);
+    free((void *)(uintptr_t)m->host.scale);
+    free(m->value);
+}
+
+/* Activations [rows, k]: values, and packed both ways on the device. whole: -4 .. 4. */
+typedef struct batch {
+    float *value;
+    uint16_t *packed[2];
+} batch;
+
+static batch make_batch(uint32_t rows, int64_t k, bool whole) {
+    batch b = { .value = malloc((size_t)(rows * k) * sizeof(float)) };
+    for (int64_t i = 0; i < rows * k; i++) b.value[i] = whole ? (float)draw(9) - 4 : cedar_bf16_round(normal());
+    float *x = gpu_put(b.value, (size_t)(rows * k) * sizeof(float));
+    for (int w = 0; w < 2; w++) {
+        b.packed[w] = gpu_put(NULL, (size_t)(rows * gpu_padded(k)) * 2);
+        gpu_pack(x, k, NULL, rows, k, false, w == 1, b.packed[w]);
+    }
+    gpu_drop(x);
+    return b;
+}
+
+static void drop_batch(batch *b) {
+    free(b->value);
+    for (int w = 0; w < 2; w++) gpu_drop(b->packed[w]);
+}
+
+/* y and, with `size`, the sum of magnitudes. */
+static double product(const double *w, const float *x, int64_t k, double *size) {
+    double sum = 0, all = 0;
+    for (int64_t i = 0; i < k; i++) {
+        sum += w[i] * (double)x[i];
+        all += fabs(w[i] * (double)x[i]);
+    }
+    if (size) *size = all;
+    return sum;
+}
+
+static double chain_error(int64_t k) { return 17 * 0x1p-23 * ((double)k / 128 + 8) + 8 * 0x1p-24; }
+
+/* Rows of x as the engine feeds them: woven for more than a few, else in plain slices of `few` rows. */
+static void run_linear(const cedar_weight *w, const batch *b, uint32_t rows, uint32_t few, float *y) {
+    size_t bytes = (size_t)rows * (size_t)w->rows * sizeof(float);
+    float *dy = gpu_put(NULL, bytes);
+    if (!few) {
+        gpu_linear(w, &(gpu_operand){ b->packed[1], NULL, 1, 0, true }, rows, dy, w->rows, false);
+    } else {
+        for (uint32_t i = 0; i < rows; i += few)
+            gpu_linear(w, &(gpu_operand){ b->packed[0], NULL, 1, (int)i, false }, rows - i < few ? rows - i : few,
+                       dy + i * w->rows, w->rows, false);
+    }
+    gpu_get(y, dy, bytes);
+    gpu_drop(dy);
+}
+
+static const struct { int64_t n, k; } linear_shapes[] = {
+    { 1, 32 },      { 15, 96 },     { 16, 128 },    { 17, 160 },   { 127, 512 },
+    { 128, 1280 },  { 129, 1152 },  { 512, 5120 },  { 320, 8192 },
+};
+enum { LINEAR_SHAPES = sizeof linear_shapes / sizeof *linear_shapes };
+
+static void check_linear(cedar_weight_kind kind, int64_t n, int64_t k, bool whole) {
+    matrix m = make_matrix(kind, n, k, whole);
+    batch b = make_batch(ROWS, k, whole);
+    size_t count = (size_t)(ROWS * n);
+    float *many = malloc(count * sizeof *many), *other = malloc(count * sizeof *other);
+    run_linear(&m.dev, &b, ROWS, 0, many);
+    for (uint32_t r = 0; r < ROWS; r += whole ? 1 : 7)
+        for (int64_t i = 0; i < n; i++) {
+            double size, want = product(m.value + i * k, b.value + r * k, k, &size), got = (double)many[r * n + i];
+            double most = whole ? 0 : chain_error(k) * size;
+            ck_assert_msg(fabs(got - want) <= most,
+                          "kind %d, %d x %d, row %u, output %d: %.9g, expected %.9g within %.3g", kind, (int)n, (int)k,
+                          r, (int)i, got, want, most);
+        }
+    for (int c = 0; c < ROW_COUNTS; c++) {                      /* other batches, and both kernels: the same bits */
+        uint32_t rows = row_counts[c];
+        bool few = rows <= (uint32_t)gpu_few_rows();
+        run_linear(&m.dev, &b, few ? ROWS : rows, few ? rows : 0, other);
+        ck_assert_msg(!memcmp(many, other, (size_t)((few ? ROWS : rows) * n) * sizeof *many),
+                      "kind %d, %d x %d: other bits by %u rows", kind, (int)n, (int)k, rows);
+    }
+    free(many);
+    free(other);
+    drop_batch(&b);
+    drop_matrix(&m);
+}
+
+START_TEST(linear) {
+    static const cedar_weight_kind kinds[] = { CEDAR_W_TILES, CEDAR_W_BF16 };
+    gpu_start();
+    for (int k = 0; k < 2; k++)
+        for (int whole = 0; whole < 2; whole++) check_linear(kinds[k], linear_shapes[_i].n, linear_shapes[_i].k, whole);
+}
+END_TEST
+
+/* Every code at every scale from where all values are normal numbers up to the largest that a checkpoint may have. */
+static void check_codes(cedar_weight_kind kind, int first) {
+    enum { N = 256, K = 32 };
+    uint8_t data[N * K] = { 0 }, scale[N];
+    float one[K] = { 1 };
+    float *x = gpu_put(one, sizeof one), y[N];
+    bool four = kind == CEDAR_W_FP4;
+    cedar_weight w = { .kind = kind, .rows = N, .cols = K };
+    for (int r = 0; r < N; r++) data[four ? r * K / 2 : r * K] = (uint8_t)r;
+    w.data = gpu_put(data, data_bytes(kind, N, K));
+    int32_t id = 0;
+    float *dy = gpu_put(NULL, 2 * sizeof y);
+    for (int s = first; s <= gpu_scale_max((int)kind); s++)
+        for (int woven = 0; woven < 2; woven++) {
+            memset(scale, s, sizeof scale);
+            w.scale = gpu_put(scale, sizeof scale);
+            uint16_t *px = gpu_put(NULL, (size_t)gpu_padded(K) * 2);
+            gpu_pack(x, K, NULL, 1, K, false, woven, px);
+            if (four) gpu_experts(&w, 1, &id, 1, 1, px, false, woven, dy);
+            else gpu_linear(&w, &(gpu_operand){ px, NULL, 1, 0, woven }, 1, dy, N, false);
+            gpu_get(y, dy, sizeof y);
+            for (int r = 0; r < N; r++) {
+                if (!four && (r & 127) == 127) continue;            /* NaN, which no weight has */
+                double code = (double)(four ? cedar_e2m1_value[r & 15] : cedar_e4m3_value[r]),
+                       v = code * cedar_ue8m0_value((uint8_t)s);
+                ck_assert_msg((double)y[r] == v, "kind %d, scale %d, code %d: %g, expected %g", kind, s, r,
+                              (double)y[r], v);
+            }
+            gpu_drop(px);
+            gpu_drop((void *)(uintptr_t)w.scale);
+        }
+    gpu_drop(x);
+    gpu_drop(dy);
+    gpu_drop((void *)(uintptr_t)w.data);
+}
+
+START_TEST(codes) {
+    gpu_start();
+    check_codes(CEDAR_W_TILES, 10);     /* 2^-9 * 2^(10 - 127) = 2^-126 */
+    check_codes(CEDAR_W_FP4, 2);        /* 0.5 * 2^(2 - 127) = 2^-126 */
+}
+END_TEST
+
+/* Two at once, and groups, are the linear layers they stand for. */
+START_TEST(linear_two_and_groups) {
+    enum { N = 160, K = 288, GROUPS = 4, PART = 64, GK = 160 };
+    gpu_start();
+    matrix m0 = make_matrix(CEDAR_W_TILES, N, K, false), m1 = make_matrix(CEDAR_W_TILES, N, K, false),
+           g = make_matrix(CEDAR_W_TILES, GROUPS * PART, GK, true);
+    batch b = make_batch(ROWS, K, false), gb = make_batch(ROWS * GROUPS, GK, true);
+    float *want[2], *got = malloc((size_t)ROWS * GROUPS * PART * sizeof *got);
+    for (int i = 0; i < 2; i++) {
+        want[i] = malloc((size_t)ROWS * N * sizeof **want);
+        run_linear(i ? &m1.dev : &m0.dev, &b, ROWS, 0, want[i]);
+    }
+    for (int c = 0; c < ROW_COUNTS; c++) {
+        uint32_t rows = row_counts[c];
+        bool woven = rows > (uint32_t)gpu_few_rows();
+        float *y[2] = { gpu_put(NULL, (size_t)rows * N * 4), gpu_put(NULL, (size_t)rows * N * 4) },
+              *yg = gpu_put(NULL, (size_t)rows * GROUPS * PART * 4);
+        gpu_linear_two(&m0.dev, &m1.dev, &(gpu_operand){ b.packed[woven], NULL, 1, 0, woven }, rows, y[0], y[1], N,
+                       false);
+        for (int i = 0; i < 2; i++) {
+            gpu_get(got, y[i], (size_t)rows * N * 4);
+            ck_assert_msg(!memcmp(got, want[i], (size_t)rows * N * 4), "%u rows: weight %d of two differs", rows, i);
+            gpu_drop(y[i]);
+        }
+        gpu_groups(&g.dev, GROUPS, &(gpu_operand){ gb.packed[woven], NULL, GROUPS, 0, woven }, rows, yg, GROUPS * PART);
+        gpu_get(got, yg, (size_t)rows * GROUPS * PART * 4);
+        for (uint32_t r = 0; r < rows; r++)
+            for (int64_t n = 0; n < GROUPS * PART; n++) {
+                double v = product(g.value + n * GK, gb.value + (r * GROUPS + n / PART) * GK, GK, NULL);
+                float g_out = got[r * GROUPS * PART + n];
+                ck_assert_msg(g_out == cedar_bf16_round((float)v), "%u rows: row %u, output %d: %g, expected %g", rows,
+                              r, (int)n, (double)g_out, v);
+            }
+        gpu_drop(yg);
+    }
+    free(got);
+    free(want[0]);
+    free(want[1]);
+    drop_batch(&b);
+    drop_batch(&gb);
+    drop_matrix(&m0);
+    drop_matrix(&m1);
+    drop_matrix(&g);
+}
+END_TEST
+
+/* --- experts ------------------------------------------------------------------------------------------------------ */
+
+enum { EXPERTS = 7, PER_TOKEN = 3, SLOTS = PER_TOKEN + 1 };
+
+/* Tokens choose distinct experts in ascending order; some have fewer, the last ones -1. `crowd`: all choose 5 first. */
+static void choose(int32_t *ids, uint32_t rows, bool crowd) {
+    for (uint32_t r = 0; r < rows; r++) {
+        uint32_t n = 0;
+        for (int32_t e = 0; e < EXPERTS && n < PER_TOKEN; e++)
+            if (crowd ? e == 5 : draw(2)) ids[r * PER_TOKEN + n++] = e;
+        while (n < PER_TOKEN) ids[r * PER_TOKEN + n++] = -1;
+    }
+}
+
+static void check_experts(int64_t n, int64_t k, uint32_t rows, bool by_pair, bool crowd) {
+    matrix m[EXPERTS];
+    cedar_weight list[EXPERTS];
+    int32_t ids[ROWS * PER_TOKEN];
+    for (int e = 0; e < EXPERTS; e++) {
+        m[e] = make_matrix(CEDAR_W_FP4, n, k, true);
+        list[e] = m[e].dev;
+    }
+    batch b = make_batch(rows * SLOTS, k, true);
+    choose(ids, rows, crowd);
+    bool woven = rows > (uint32_t)gpu_few_rows();
+    size_t bytes = (size_t)(rows * SLOTS * n) * sizeof(float);
+    float *dy = gpu_put(NULL, bytes), *y = malloc(bytes);
+    gpu_experts(list, EXPERTS, ids, rows, PER_TOKEN, b.packed[woven], by_pair, woven, dy);
+    gpu_get(y, dy, bytes);
+    for (uint32_t r = 0; r < rows; r++)
+        for (int s = 0; s < SLOTS; s++)
+            for (int64_t i = 0; i < n; i++) {
+                int32_t e = s < PER_TOKEN ? ids[r * PER_TOKEN + (uint32_t)s] : -1;
+                float got = y[(r * SLOTS + (uint32_t)s) * n + i];
+                if (e < 0) {
+                    ck_assert_msg(isnan(got), "%u rows: row %u, slot %d was written", rows, r, s);
+                    continue;
+                }
+                double v = product(m[e].value + i * k, b.value + (by_pair ? r * SLOTS + (uint32_t)s : r) * k, k, NULL);
+                ck_assert_msg(got == cedar_bf16_round((float)v),
+                              "%u rows: row %u, slot %d, output %d: %g, expected %g", rows, r, s, (int)i, (double)got,
+                              v);
+            }
+    gpu_drop(dy);
+    free(y);
+    drop_batch(&b);
+    for (int e = 0; e < EXPERTS; e++) drop_matrix(&m[e]);
+}
+
+START_TEST(experts) {
+    gpu_start();
+    uint32_t rows = row_counts[_i];
+    check_experts(144, 96, rows, false, false);
+    check_experts(130, 320, rows, true, false);
+    check_experts(16, 32, rows, false, true);
+    if (rows == 1 || rows == 33) check_experts(96, 5120, rows, false, false);
+}
+END_TEST
+
+/* --- norm --------------------------------------------------------------------------------------------------------- */
+
+START_TEST(norms) {
+    static const int widths[] = { 32, 160, 512, 1280, 5120 };
+    gpu_start();
+    for (size_t c = 0; c < sizeof widths / sizeof *widths; c++) {
+        int width = widths[c];
+        uint32_t n = 33;
+        int64_t wide = gpu_padded(width);
+        matrix gain = make_matrix(CEDAR_W_BF16, 1, width, false);
+        float *x = malloc((size_t)n * (size_t)width * sizeof *x), *v = malloc((size_t)width * sizeof *v),
+              *want = malloc((size_t)width * sizeof *want);
+        for (size_t i = 0; i < (size_t)n * (size_t)width; i++) x[i] = normal() * 3;
+        float *dx = gpu_put(x, (size_t)n * (size_t)width * sizeof *x);
+        uint16_t *got = malloc((size_t)(n * wide) * 2), *out = gpu_put(NULL, (size_t)(n * wide) * 2);
+        for (int woven = 0; woven < 2; woven++) {
+            gpu_norm(dx, width, n, &gain.dev, 1e-20, woven, out);
+            gpu_get(got, out, (size_t)(n * wide) * 2);
+            for (uint32_t r = 0; r < n; r++) {
+                double square = 0;
+                const float *row = x + (size_t)r * (size_t)width;
+                for (int i = 0; i < width; i++) square += (double)row[i] * (double)row[i];
+                float inverse = 1 / sqrtf((float)square / (float)width + 1e-20f);
+                for (int i = 0; i < width; i++) v[i] = cedar_bf16_round((float)gain.value[i] * (row[i] * inverse));
+                pack_row(v, width, true, want);
+                for (int i = 0; i < width; i++) {
+                    float g = cedar_bf16_value(got[r * wide + place_of(i, woven)]);
+                    ck_assert_msg(g == want[i], "width %d, row %u, channel %d: %g, expected %g", width, r, i, (double)g,
+                                  (double)want[i]);
+                }
+            }
+        }
+        gpu_drop(dx);
+        gpu_drop(out);
+        free(x);
+        free(v);
+        free(want);
+        free(got);
+        drop_matrix(&gain);
+    }
+}
+END_TEST
+
+/* --- index scores, picks, attention: flash-e32's heads ------------------------------------------------------------ */
+
+enum { PAGE = 64, CONTEXT = 2048, PAGES = CONTEXT / PAGE };
+
+typedef struct world {
+    cedar_config c;
+    cedar_layout l;
+    uint8_t *pages, *rings, *window_rows;
+    gpu_rows rows;
+    gpu_world *gpu;
+} world;
+
+/* Caches of random codes; scales of a few powers of two, so that values are neither all large nor all small. */
+static world make_world(uint32_t count, uint32_t pos, uint32_t lo) {
+    world w = { .rows = { count, pos, lo } };
+    OK(cedar_config_load("scenarios/models/flash-e32.json", &w.c, err));
+    cedar_layout_make(&w.c, PAGE, 0, &w.l);
+    size_t page_bytes = PAGES * w.l.page_bytes, record = w.l.ring_row_bytes;
+    w.pages = malloc(page_bytes);
+    w.rings = malloc(w.l.ring_bytes);
+    w.window_rows = malloc(count * record);
+    for (size_t i = 0; i < page_bytes; i++) w.pages[i] = (uint8_t)draw(256);
+    for (uint32_t p = 0; p < PAGES; p++)
+        for (int k = 0; k < w.l.part_count; k++) {
+            const cedar_page_part *t = &w.l.part[k];
+            uint8_t *page = w.pages + p * w.l.page_bytes;
+            for (size_t i = 0; i < (size_t)t->entries * w.l.kv_scale_bytes; i++)
+                page[t->kv_scales + i] = (uint8_t)(0x28 + draw(8));                     /* E4M3: 0.25 .. 0.47 */
+            for (size_t i = 0; i < (size_t)t->entries * w.l.index_scale_bytes; i++)
+                page[t->index_scales + i] = (uint8_t)(126 + draw(3));                   /* 0.5, 1, 2 */
+        }
+    for (size_t i = 0; i < w.l.ring_bytes; i++)
+        w.rings[i] = i % record < (size_t)w.c.head_dim ? (uint8_t)(draw(256) & 0xBF) : (uint8_t)(126 + draw(2));
+    for (size_t i = 0; i < count * record; i++)
+        w.window_rows[i] = i % record < (size_t)w.c.head_dim ? (uint8_t)(draw(256) & 0xBF) : (uint8_t)(126 + draw(2));
+    gpu_start();
+    w.gpu = gpu_world_open(&w.c, &w.l, CONTEXT, w.pages, PAGES, w.rings, w.window_rows, &w.rows);
+    return w;
+}
+
+static void drop_world(world *w) {
+    gpu_world_close(w->gpu);
+    free(w->pages);
+    free(w->rings);
+    free(w->window_rows);
+}
+
+/* Channel k of entry j in a part: of its global record, or of its index record. */
+static double entry_value(const world *w, int part, uint32_t j, int k, bool index) {
+    const cedar_page_part *p = &w->l.part[part];
+    const uint8_t *page = w->pages + j / p->entries * w->l.page_bytes;
+    uint32_t at = j % p->entries;
+    uint8_t byte = index ? page[p->index_codes + (uint64_t)at * w->l.index_code_bytes + (unsigned)k / 2]
+                         : page[p->kv_codes + (uint64_t)at * w->l.kv_code_bytes + (unsigned)k / 2];
+    double code = (double)cedar_e2m1_value[k % 2 ? byte >> 4 : byte & 15];
+    const uint8_t *scale = page + (index ? p->index_scales + (uint64_t)at * w->l.index_scale_bytes + (unsigned)k / 32
+                                         : p->kv_scales + (uint64_t)at * w->l.kv_scale_bytes + (unsigned)k / 16);
+    return code * (index ? cedar_ue8m0_value(*scale) : (double)cedar_e4m3_value[*scale]);
+}
+
+static double window_value(const world *w, uint32_t pos, int layer, int k) {
+    uint32_t record = w->l.ring_row_bytes;
+    size_t slot = (size_t)layer * w->l.ring_slots + pos % w->l.ring_slots;
+    const uint8_t *r =
+        pos >= w->rows.pos ? w->window_rows + (size_t)(pos - w->rows.pos) * record : w->rings + slot * record;
+    return (double)cedar_e4m3_value[r[k]] * cedar_ue8m0_value(r[w->c.head_dim + k / 32]);
+}
+
+/* Queries and gates are whole numbers, so every score is exact. */
+static void check_scores(uint32_t count, uint32_t pos, int part) {
+    world w = make_world(count, pos, 0);
+    int heads = w.c.index_heads, dim = w.c.index_dim, ratio = w.l.part[part].ratio;
+    size_t n = (size_t)count * (size_t)(heads * dim);
+    float *iq = malloc(n * sizeof *iq), *g = malloc(count * (size_t)heads * sizeof *g),
+          *scores = malloc((size_t)count * CONTEXT * sizeof *scores);
+    for (size_t i = 0; i < n; i++) iq[i] = cedar_e2m1_value[draw(16)] * 2;
+    for (size_t i = 0; i < count * (size_t)heads; i++) g[i] = (float)draw(9) - 4;
+    float *diq = gpu_put(iq, n * sizeof *iq), *dg = gpu_put(g, count * (size_t)heads * sizeof *g);
+    gpu_scores(w.gpu, diq, dg, part, ratio, scores);
+    for (uint32_t r = 0; r < count; r += 1 + count / 8)
+        for (uint32_t j = 0; j < (pos + r + 1) / (uint32_t)ratio; j++) {
+            double sum = 0, got = (double)scores[(size_t)r * CONTEXT + j];
+            for (int h = 0; h < heads; h++) {
+                size_t head = (size_t)r * (size_t)heads + (size_t)h;
+                double dot = 0;
+                for (int k = 0; k < dim; k++)
+                    dot += (double)iq[head * (size_t)dim + (size_t)k] * entry_value(&w, part, j, k, true);
+                sum += (double)g[head] * (dot > 0 ? dot : 0);
+            }
+            ck_assert_msg(got == sum, "%u rows, row %u, entry %u: %.9g, expected %.9g", count, r, j, got, sum);
+        }
+    gpu_drop(diq);
+    gpu_drop(dg);
+    free(iq);
+    free(g);
+    free(scores);
+    drop_world(&w);
+}
+
+START_TEST(index_scores) {
+    check_scores(1, 0, 0);              /* no entry yet */
+    check_scores(1, 1, 0);              /* one */
+    check_scores(1, 255, 3);
+    check_scores(3, 1021, 3);
+    check_scores(32, 1000, 0);
+    check_scores(33, 1000, 0);
+    check_scores(64, 1983, 3);
+}
+END_TEST
+
+typedef struct scored { float score; int32_t id; } scored;
+static int better(const void *a, const void *b) {
+    const scored *x = a, *y = b;
+    if (x->score != y->score) return x->score > y->score ? -1 : 1;
+    return x->id < y->id ? -1 : 1;
+}
+static int ascending(const void *a, const void *b) { return *(const int32_t *)a < *(const int32_t *)b ? -1 : 1; }
+
+/* `kinds` different scores: 1 is all equal, few are many ties, 0 is any. */
+static void check_select(uint32_t count, uint32_t pos, uint32_t kinds) {
+    world w = make_world(count, pos, 0);
+    int k = w.c.index_topk;
+    float *scores = malloc((size_t)count * CONTEXT * sizeof *scores);
+    int32_t *ids = malloc((size_t)count * (size_t)k * sizeof *ids), *want = malloc((size_t)k * sizeof *want);
+    scored *list = malloc(CONTEXT * sizeof *list);
+    for (size_t i = 0; i < (size_t)count * CONTEXT; i++) scores[i] = kinds ? (float)draw(kinds) - 2 : normal();
+    gpu_select(w.gpu, scores, 1, ids);
+    for (uint32_t r = 0; r < count; r++) {
+        uint32_t visible = pos + r + 1;
+        for (uint32_t i = 0; i < visible; i++) list[i] = (scored){ scores[(size_t)r * CONTEXT + i], (int32_t)i };
+        qsort(list, visible, sizeof *list, better);
+        int n = visible < (uint32_t)k ? (int)visible : k;
+        for (int i = 0; i < n; i++) want[i] = list[i].id;
+        qsort(want, (size_t)n, sizeof *want, ascending);
+        for (int i = n; i < k; i++) want[i] = -1;
+        ck_assert_msg(!memcmp(want, ids + (size_t)r * (size_t)k, (size_t)k * sizeof *want),
+                      "%u rows, row %u of %u entries, %u kinds: other picks", count, r, visible, kinds);
+    }
+    free(scores);
+    free(ids);
+    free(want);
+    free(list);
+    drop_world(&w);
+}
+
+START_TEST(picks) {
+    static const uint32_t at[] = { 0, 1, 510, 511, 512, 1023, 1024, 2000 };
+    for (size_t i = 0; i < sizeof at / sizeof *at; i++)
+        for (uint32_t kinds = 0; kinds < 6; kinds++) check_select(kinds == 5 ? 40 : 1, at[i], kinds);
+}
+END_TEST
+
+/* --- attention ---------------------------------------------------------------------------------------------------- */
+
+/* Rotates pairs of the last rope channels by the position's angles. */
+static void rotate(const world *w, const double *freq, uint32_t pos, double *v, int sign) {
+    for (int k = 0; k < w->c.rope_dim; k += 2) {
+        double *p = v + w->c.head_dim - w->c.rope_dim + k, a = (double)pos * freq[k / 2], x = p[0], y = p[1],
+               cosine = (double)(float)cos(a), sine = sign * (double)(float)sin(a);
+        p[0] = (double)cedar_bf16_round((float)(x * cosine - y * sine));
+        p[1] = (double)cedar_bf16_round((float)(x * sine + y * cosine));
+    }
+}
+
+/* One head of one row; `room` is the sum of the magnitudes that a channel adds up. */
+static void attend_host(const world *w, const double *freq, uint32_t row, const float *q, double sink,
+                        const int32_t *ids, int layer, int part, double *out, double *room) {
+    int dim = w->c.head_dim, n = 0;
+    uint32_t pos = w->rows.pos + row, from = pos + 1 > (uint32_t)w->c.window ? pos + 1 - (uint32_t)w->c.window : 0;
+    if (from < w->rows.lo) from = w->rows.lo;
+    double query[512], logit[640], top = -INFINITY, total = 0;
+    static double key[640][512];
+    for (int k = 0; k < dim; k++) query[k] = (double)q[k];
+    rotate(w, freq, pos, query, 1);
+    for (uint32_t p = from; p <= pos; p++, n++)
+        for (int k = 0; k < dim; k++) key[n][k] = window_value(w, p, layer, k);
+    for (int i = 0; ids && i < w->c.index_topk && ids[i] >= 0; i++, n++)
+        for (int k = 0; k < dim; k++) key[n][k] = entry_value(w, part, (uint32_t)ids[i], k, false);
+    for (int i = 0; i < n; i++) {
+        logit[i] = 0;
+        for (int k = 0; k < dim; k++) logit[i] += query[k] * key[i][k];
+        logit[i] /= sqrt(dim);
+        top = fmax(top, logit[i]);
+    }
+    for (int i = 0; i < n; i++) total += exp(logit[i] - top);
+    total += exp(sink - top);
+    for (int k = 0; k < dim; k++) {
+        out[k] = room[k] = 0;
+        for (int i = 0; i < n; i++) {
+            double p = exp(logit[i] - top) / total;
+            out[k] += p * key[i][k];
+            room[k] += p * fabs(key[i][k]);
+        }
+    }
+    rotate(w, freq, pos, out, -1);
+    for (int k = dim - w->c.rope_dim; k < dim; k += 2) room[k] = room[k + 1] = room[k] + room[k + 1];
+}
+
+/* Against the reference: a probability is rounded to bf16 (2^-8 of it at most), logits are off by fp32 noise of sums of
+ * 512 products (2^-10 with logits up to some tens), the result is rounded twice: 2^-6 of what is added up. Queries are
+ * large enough that few keys matter, so a wrong key shows. */
+static void check_attention(uint32_t count, uint32_t pos, uint32_t lo, uint32_t picked, int layer, int part) {
+    world w = make_world(count, pos, lo);
+    int heads = w.c.heads, dim = w.c.head_dim, topk = w.c.index_topk, kind = part >= 0;
+    int64_t width = (int64_t)heads * dim;
+    double freq[64], want[512], room[512];
+    float *q = malloc((size_t)(count * width) * sizeof *q), sink[64];
+    int32_t *ids = malloc((size_t)count * (size_t)topk * sizeof *ids);
+    uint16_t *out[2];
+    ck_assert(gpu_attention_can(w.gpu) && heads <= 64 && dim == 512);
+    cedar_rope_frequencies(&w.c, freq, freq + w.c.rope_dim / 2);
+    for (int64_t i = 0; i < count * width; i++) q[i] = cedar_bf16_round(2 * normal());
+    for (int h = 0; h < heads; h++) sink[h] = normal();
+    for (uint32_t r = 0; r < count; r++) {                                  /* ascending, distinct */
+        uint32_t visible = part >= 0 ? (pos + r + 1) / (uint32_t)w.l.part[part].ratio : 0, n = 0,
+                 left = picked < visible ? picked : visible;
+        for (uint32_t j = 0; j < visible && left; j++)
+            if (draw(visible - j) < left) {
+                ids[r * (uint32_t)topk + n++] = (int32_t)j;
+                left--;
+            }
+        while (n < (uint32_t)topk) ids[r * (uint32_t)topk + n++] = -1;
+    }
+    float *dq = gpu_put(q, (size_t)(count * width) * sizeof *q), *ds = gpu_put(sink, sizeof sink);
+    for (int many = 0; many < 2; many++) {
+        out[many] = malloc((size_t)(count * width) * 2);
+        gpu_attention(w.gpu, dq, ds, part >= 0 ? ids : NULL, layer, part, kind, many, out[many]);
+    }
+    for (int64_t r = 0; r < count; r++)
+        for (int64_t i = 0; i < width; i++)
+            ck_assert_msg(out[0][r * width + place_of(i, false)] == out[1][r * width + place_of(i, true)],
+                          "%u rows, row %d, channel %d: other bits for few rows and many", count, (int)r, (int)i);
+    for (uint32_t r = 0; r < count; r += 1 + count / 3)
+        for (int h = 0; h < heads; h += 9) {
+            attend_host(&w, freq + kind * w.c.rope_dim / 2, r, q + r * width + h * dim, (double)sink[h],
+                        part >= 0 ? ids + r * (uint32_t)topk : NULL, layer, part, want, room);
+            for (int k = 0; k < dim; k++) {
+                double got = (double)cedar_bf16_value(out[0][r * width + place_of(h * dim + k, false)]);
+                ck_assert_msg(fabs(got - want[k]) <= 0x1p-6 * room[k],
+                              "%u rows at %u, %u picks, row %u, head %d, channel %d: %g, expected %g within %.2g",
+                              count, pos, picked, r, h, k, got, want[k], 0x1p-6 * room[k]);
+            }
+        }
+    gpu_drop(dq);
+    gpu_drop(ds);
+    free(q);
+    free(ids);
+    free(out[0]);
+    free(out[1]);
+    drop_world(&w);
+}
+
+START_TEST(attention) {
+    check_attention(1, 0, 0, 0, 0, -1);             /* one key */
+    check_attention(1, 1, 1, 0, 0, -1);             /* one key: the bound is the row */
+    check_attention(2, 62, 0, 0, 1, -1);            /* 63 and 64 keys */
+    check_attention(1, 127, 0, 1, 2, 0);
+    check_attention(1, 300, 0, 63, 5, 0);           /* 128 + 63 */
+    check_attention(3, 1000, 950, 64, 9, 1);
+    check_attention(1, 1100, 0, 511, 21, 3);
+    check_attention(1, 2000, 0, 512, 39, 3);
+    check_attention(32, 1500, 0, 512, 14, 2);
+    check_attention(40, 1500, 1490, 200, 30, 3);
+}
+END_TEST
+
+Suite *gpu_operators_suite(void) {
+    Suite *s = suite_create("gpu operators");
+    TCase *t = tcase_create("operators");
+    tcase_set_timeout(t, 600);
+    tcase_add_test(t, packing);
+    tcase_add_test(t, codes);
+    tcase_add_loop_test(t, linear, 0, LINEAR_SHAPES);
+    tcase_add_test(t, linear_two_and_groups);
+    tcase_add_loop_test(t, experts, 0, ROW_COUNTS);
+    tcase_add_test(t, norms);
+    tcase_add_test(t, index_scores);
+    tcase_add_test(t, picks);
+    tcase_add_test(t, attention);
+    suite_add_tcase(s, t);
+    return s;
+}
