@@ -65,8 +65,7 @@ struct run_modelled {
 static cedar_status engine_open(run_modelled *m, engine *e, uint32_t number, cedar_err *err) {
     const run *r = m->r;
     const cedar_engine_opts *o = &r->engine_opts;
-    cedar_ledger_opts l = { .page_tokens = o->page_tokens, .page_count = o->page_count,
-                            .cache = r->opts->prefix_cache, .windows = !r->rules.encoder,
+    cedar_ledger_opts l = { .page_count = o->page_count, .cache = r->opts->prefix_cache, .windows = !r->rules.encoder,
                             .window_bytes_max = (uint64_t)r->opts->window_cache_bytes };
     e->number = number;
     cedar_status st = cedar_ledger_new(r->prefixes, &l, &e->ledger, err);
@@ -109,7 +108,7 @@ static void engine_close(run *r, engine *e) {
     for (uint32_t i = 0; i < e->prompt_count; i++) cedar_request_free(r, e->prompts[i]);
     for (uint32_t i = 0; i < e->decoding_count; i++) cedar_request_free(r, e->decoding[i]);
     for (size_t i = 0; i < e->waiting.count; i++) cedar_request_free(r, line_at(&e->waiting, i));
-    for (uint32_t i = 0; i < r->lane_rules.lanes && e->trees; i++) cedar_ledger_tree_end(e->ledger, e->trees[i]);
+    for (uint32_t i = 0; i < r->lane_rules.lanes && e->trees; i++) cedar_ledger_tree_end(e->trees[i]);
     cedar_ledger_free(e->ledger);
     void *const parts[] = { e->trees, e->waiting.q, e->prompts, e->items, e->decoding, e->chunks, e->entries };
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) cedar_free(parts[i]);
@@ -127,7 +126,7 @@ void run_modelled_free(run_modelled *m) {
 
 void run_modelled_forget(run_modelled *m, uint32_t lane) {
     for (uint32_t i = 0; i < m->count; i++) {
-        cedar_ledger_tree_end(m->engines[i].ledger, m->engines[i].trees[lane]);
+        cedar_ledger_tree_end(m->engines[i].trees[lane]);
         m->engines[i].trees[lane] = NULL;
     }
     m->of_session[lane] = NO_ENGINE;
