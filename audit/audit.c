@@ -528,12 +528,6 @@ static void close_all(audit *x) {
     cedar_free(x->result);
 }
 
-/* Stored windows of one position, as a cache keeps them. */
-static uint64_t snap_bytes_of(const audit *x) {
-    cedar_memory_plan plan;
-    return cedar_plan_memory(x->c, NULL, &plan, NULL) ? 0 : plan.window_bytes + plan.draft_ring_bytes;
-}
-
 static cedar_status emit_begin(audit *x, cedar_err *err) {
     enum { JSON_BYTES = 65536 };
     cedar_memory_plan plan = { 0 };
@@ -549,9 +543,9 @@ static cedar_status emit_begin(audit *x, cedar_err *err) {
         .docs = x->host->docs->count, .turns = x->host->docs->turns, .vocab = (uint32_t)x->c->vocab,
         .window = (uint32_t)x->c->window, .layers = (uint32_t)x->c->layers, .cut = (uint32_t)x->c->cut,
         .halo_encoder = cedar_halo_encoder(x->c), .halo_decoder = cedar_halo_decoder(x->c, CEDAR_CUT_AFTER),
-        .kv_token_bytes_x1000 = plan.kv_token_bytes_x1000, .window_snap_bytes = snap_bytes_of(x),
-        .resamples = o->resamples, .margin_kl = o->margin_kl, .margin_dlogp = o->margin_dlogp,
-        .margin_top1 = o->margin_top1 };
+        .kv_token_bytes_x1000 = plan.kv_token_bytes_x1000,
+        .window_snap_bytes = plan.window_bytes + plan.draft_ring_bytes, .resamples = o->resamples,
+        .margin_kl = o->margin_kl, .margin_dlogp = o->margin_dlogp, .margin_top1 = o->margin_top1 };
     if (!st) st = emit(x, CEDAR_AUDIT_BEGIN, &row, err);
     cedar_free(json);
     return st;

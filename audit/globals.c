@@ -1,5 +1,4 @@
 /* Global rows: the bytes an arm's cache holds against those of the exact arm. */
-
 #include "audit/audit_int.h"
 #include "base/mem.h"
 

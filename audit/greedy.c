@@ -1,6 +1,5 @@
 /* Greedy continuations: the exact arm leads, the arm under test follows. Up to the first token it would choose itself
  * it sees what it would see alone, so that token is where its own greedy decode would leave the exact one. */
-
 #include "audit/audit_int.h"
 #include "base/clock.h"
 #include "base/mem.h"

@@ -1,5 +1,4 @@
 /* One arm: how it comes to its windows at a hit, what it keeps for the next one, and its steps. */
-
 #include "audit/audit_int.h"
 
 void audit_track_init(audit_track *t, cedar_engine *e, const cedar_config *c, const cedar_arm *arm, uint32_t chunk) {

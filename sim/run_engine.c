@@ -70,10 +70,8 @@ static cedar_hit_plan find_hit(run *r, request *q, cedar_cache_hit *hit) {
     *hit = (cedar_cache_hit){ .node = -1, .miss = CEDAR_MISS_OFF };
     if (!r->cache) return (cedar_hit_plan){ 0, 0, 0, 0 };
     cedar_cache_find(r->cache, q->tokens, q->row.in_tokens, hit);
-    uint32_t n = hit->hit_tokens;
-    if (!r->rules.encoder) return (cedar_hit_plan){ .hit = n, .start = n, .replayed = 0, .write_floor = n };
-    cedar_hit_plan plan = n ? cedar_plan_hit(&r->rules, n) : (cedar_hit_plan){ 0, 0, 0, 0 };
-    if (n && !plan.hit) {
+    cedar_hit_plan plan = run_hit_plan(r, hit->hit_tokens);
+    if (hit->hit_tokens && !plan.hit) {
         hit->node = -1;
         hit->depth = 0;
         hit->miss = CEDAR_MISS_SHORT_HIT;

@@ -123,6 +123,10 @@ typedef enum run_mark {
 void run_note(cedar_run_state *r, run_mark what, uint64_t a, uint64_t b, uint64_t c);
 
 bool run_stores_windows(const cedar_run_state *r);
+
+/* What the arm's rules make of a hit of so many tokens; its hit is 0 when they do not adopt it. */
+cedar_hit_plan run_hit_plan(const cedar_run_state *r, uint32_t tokens);
+
 const char *run_step_graph(const cedar_run_state *r);       /* how steps are launched: graphs are the GPU's */
 void run_progress(const cedar_run_state *r);
 

@@ -163,10 +163,8 @@ static const cedar_turn_edges *edges_of(const run *r, const request *q) {
 /* What the cache holds of the prompt, and what the arm's rules make of it, in tokens. */
 static cedar_hit_plan find_hit(const run *r, const engine *e, const request *q, cedar_ledger_hit *hit) {
     cedar_ledger_find(e->ledger, e->trees[q->lane], edges_of(r, q)->find, hit);
-    uint32_t n = hit->hit_pages * r->engine_opts.page_tokens;
-    if (!r->rules.encoder) return (cedar_hit_plan){ .hit = n, .start = n, .replayed = 0, .write_floor = n };
-    cedar_hit_plan plan = n ? cedar_plan_hit(&r->rules, n) : (cedar_hit_plan){ 0, 0, 0, 0 };
-    if (n && !plan.hit) {
+    cedar_hit_plan plan = run_hit_plan(r, hit->hit_pages * r->engine_opts.page_tokens);
+    if (hit->hit_pages && !plan.hit) {
         hit->run = -1;
         hit->depth = 0;
         hit->miss = CEDAR_MISS_SHORT_HIT;
