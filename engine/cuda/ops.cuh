@@ -19,8 +19,11 @@ void launch_synth(const cedar_synth_recipe *recipe, const dev_weight &w, uint8_t
                   uint64_t scale_count, cudaStream_t s);
 
 /* streams.cu: rotation tables, embedding, mHC, norms, features */
+/* table of the rows' positions; freq [2, rope / 2] plain, YaRN */
 template <class A> void launch_begin(const dev &d, uint32_t n, const double *freq, cudaStream_t s);
+/* h: each stream the token's row; pre = 1, 0, ... */
 template <class A> void launch_embed(const dev &d, uint32_t n, const dev_weight &embed, cudaStream_t s);
+/* pre [R, hc], d.post and d.comb from the streams, through d.mixes and d.hc_partial */
 template <class A> void launch_hc(const dev &d, uint32_t n, const hc_site &site, void *pre, cudaStream_t s);
 /* x = norm(collapse(h, pre)), and its FP8 round trip xq; out_indexed: rows of x by row id, else by place in the
  * list. */
@@ -32,6 +35,7 @@ template <class A>
 void launch_norm(const dev &d, uint32_t n, const dev_weight &gain, void *x, int64_t width, void *xq, cudaStream_t s);
 /* xq = x through FP8Q32, in blocks of 32; in place, too */
 template <class A> void launch_quantise(const void *x, void *xq, int64_t blocks, cudaStream_t s);
+/* mean of the streams -> d.features, place `slot` of the row */
 template <class A> void launch_feature(const dev &d, uint32_t n, int slot, cudaStream_t s);
 
 /* linear.cu: y = x W^T; rounded to bf16 in that arithmetic if `round` */

@@ -86,6 +86,7 @@ struct expert_tiles {
 /* Width and number of tiles for a batch; the largest number for up to `rows` rows. */
 void tensor_tiles(uint32_t rows, int per_token, int experts, bool woven, expert_tiles *t);
 uint32_t tensor_tiles_max(uint32_t rows, int per_token, int experts);
+/* Fills the tiles from ids [rows, per_token], -1: none. Comes behind another kernel of the stream. */
 void tensor_sort(const int32_t *ids, uint32_t rows, int per_token, int experts, bool woven, const expert_tiles &t,
                  cudaStream_t s);
 
