@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "audit/audit_int.h"
+#include "base/clock.h"
 #include "base/hash.h"
 #include "base/mem.h"
 
@@ -143,7 +144,7 @@ static cedar_status emit_layers(audit *x, lane *l, uint32_t pos, cedar_err *err)
 static cedar_status report_rows(audit *x, cedar_err *err) {
     lane *l = x->compared;
     if (!l) return CEDAR_OK;
-    int64_t start = audit_now_ns();
+    int64_t start = cedar_now_ns();
     cedar_status st = CEDAR_OK;
     audit_job_wait(x->job);
     x->compared = NULL;
@@ -151,7 +152,7 @@ static cedar_status report_rows(audit *x, cedar_err *err) {
         st = emit_position(x, l, x->compared_from + i, &x->result[i], err);
         if (!st) st = emit_layers(x, l, x->compared_from + i, err);
     }
-    x->score_ns += audit_now_ns() - start;
+    x->score_ns += cedar_now_ns() - start;
     return st;
 }
 
@@ -160,13 +161,13 @@ static cedar_status report_rows(audit *x, cedar_err *err) {
 static cedar_status compare(audit *x, lane *l, uint32_t from, uint32_t to, const float *q, cedar_err *err) {
     cedar_status st = report_rows(x, err);
     if (st) return st;
-    int64_t start = audit_now_ns();
+    int64_t start = cedar_now_ns();
     x->compared = l;
     x->compared_from = from;
     x->compared_rows = (to < x->turn->end ? to : x->turn->end - 1) - from;
     for (uint32_t i = 0; i < x->compared_rows; i++) x->forced[i] = x->turn->tokens[from + i + 1];
     audit_job_start(x->job, x->p, q, x->compared_rows, x->c->vocab, x->forced, x->result);
-    x->score_ns += audit_now_ns() - start;
+    x->score_ns += cedar_now_ns() - start;
     return x->inside ? report_rows(x, err) : CEDAR_OK;      /* the taps' store serves one arm at a time */
 }
 
@@ -405,7 +406,7 @@ static cedar_status run_docs(audit *x, cedar_err *err) {
                 cedar_fail_in(err, st, "%s turn %u", x->doc->name, x->turn_index);
             done++;
             if (x->host->progress)
-                x->host->progress(x->host->self, x->o->label, done, x->host->docs->turns, audit_now_ns() - x->start_ns);
+                x->host->progress(x->host->self, x->o->label, done, x->host->docs->turns, cedar_now_ns() - x->start_ns);
         }
         audit_track_end(&x->exact.track);
         for (uint32_t i = 0; i < x->o->arm_count; i++) audit_track_end(&x->lanes[i].track);
@@ -527,12 +528,6 @@ static void close_all(audit *x) {
     cedar_free(x->result);
 }
 
-/* Stored windows of one position, as a cache keeps them. */
-static uint64_t snap_bytes_of(const audit *x) {
-    cedar_memory_plan plan;
-    return cedar_plan_memory(x->c, NULL, &plan, NULL) ? 0 : plan.window_bytes + plan.draft_ring_bytes;
-}
-
 static cedar_status emit_begin(audit *x, cedar_err *err) {
     enum { JSON_BYTES = 65536 };
     cedar_memory_plan plan = { 0 };
@@ -548,9 +543,9 @@ static cedar_status emit_begin(audit *x, cedar_err *err) {
         .docs = x->host->docs->count, .turns = x->host->docs->turns, .vocab = (uint32_t)x->c->vocab,
         .window = (uint32_t)x->c->window, .layers = (uint32_t)x->c->layers, .cut = (uint32_t)x->c->cut,
         .halo_encoder = cedar_halo_encoder(x->c), .halo_decoder = cedar_halo_decoder(x->c, CEDAR_CUT_AFTER),
-        .kv_token_bytes_x1000 = plan.kv_token_bytes_x1000, .window_snap_bytes = snap_bytes_of(x),
-        .resamples = o->resamples, .margin_kl = o->margin_kl, .margin_dlogp = o->margin_dlogp,
-        .margin_top1 = o->margin_top1 };
+        .kv_token_bytes_x1000 = plan.kv_token_bytes_x1000,
+        .window_snap_bytes = plan.window_bytes + plan.draft_ring_bytes, .resamples = o->resamples,
+        .margin_kl = o->margin_kl, .margin_dlogp = o->margin_dlogp, .margin_top1 = o->margin_top1 };
     if (!st) st = emit(x, CEDAR_AUDIT_BEGIN, &row, err);
     cedar_free(json);
     return st;
@@ -596,7 +591,7 @@ static cedar_status end_all(audit *x, cedar_status st, cedar_audit_result *out, 
     cedar_err why = { 0 };
     int64_t exact = x->exact.tally.end.forward_ns, forward = exact;
     for (uint32_t i = 0; i < x->o->arm_count; i++) forward += x->lanes[i].tally.end.forward_ns;
-    int64_t wall = audit_now_ns() - x->start_ns;
+    int64_t wall = cedar_now_ns() - x->start_ns;
     cedar_audit_end_row row = { .audit_id = x->id, .error = st ? err->msg : "", .positions = x->positions,
                                 .status = !st ? "finished" : st == CEDAR_E_INTERRUPT ? "interrupted" : "failed",
                                 .result_hash = x->hash, .exact_ns = exact, .forward_ns = forward,
@@ -627,7 +622,7 @@ cedar_status cedar_audit(const cedar_audit_opts *o, int64_t audit_id, const ceda
     cedar_status st = open_all(x, err);
     if (!st) st = emit_begin(x, err);
     if (!st) {
-        x->start_ns = audit_now_ns();
+        x->start_ns = cedar_now_ns();
         for (uint32_t i = 0; i < o->arm_count && !st; i++) st = emit_arm(x, &x->lanes[i], err);
         if (!st) st = run_docs(x, err);
         for (uint32_t i = 0; i < o->arm_count && !st; i++) st = end_arm(x, &x->lanes[i], &out->arms[i], err);

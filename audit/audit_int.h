@@ -44,8 +44,6 @@ typedef struct audit_track {
 
 void audit_track_init(audit_track *t, cedar_engine *e, const cedar_config *c, const cedar_arm *arm, uint32_t chunk);
 
-int64_t audit_now_ns(void);     /* monotonic */
-
 /* Brings the arm's sequence to where turn k of the document must be fed from; clears the cost. */
 cedar_status audit_track_begin(audit_track *t, const cedar_audit_doc *doc, uint32_t k, cedar_err *err) CEDAR_USE_RESULT;
 

@@ -1,7 +1,4 @@
 /* Global rows: the bytes an arm's cache holds against those of the exact arm. */
-#include <math.h>
-#include <string.h>
-
 #include "audit/audit_int.h"
 #include "base/mem.h"
 

@@ -1,10 +1,10 @@
 /* Greedy continuations: the exact arm leads, the arm under test follows. Up to the first token it would choose itself
  * it sees what it would see alone, so that token is where its own greedy decode would leave the exact one. */
-#include <math.h>
-#include <string.h>
-
 #include "audit/audit_int.h"
+#include "base/clock.h"
 #include "base/mem.h"
+
+enum { ROWS_MAX = 64 };     /* of a step of the arm that follows */
 
 void audit_greedy_free(audit_greedy *g) {
     cedar_free(g->token);
@@ -72,9 +72,9 @@ static cedar_status draft_cycle(audit_greedy *g, audit_track *fork, uint32_t at,
     cedar_draft_item item = { .seq = fork->seq, .token = g->token[at], .ids = g->ids };
     *take = 1;
     if (!draft || left == 0) return CEDAR_OK;
-    int64_t start = audit_now_ns();
+    int64_t start = cedar_now_ns();
     cedar_status st = cedar_engine_draft(fork->engine, &item, 1, err);
-    fork->cost.forward_ns += audit_now_ns() - start;
+    fork->cost.forward_ns += cedar_now_ns() - start;
     if (st) return st;
     uint32_t drafted = block < left ? block : left, good = accepted(g, at, drafted);
     *take = 1 + good;
@@ -85,18 +85,17 @@ cedar_status audit_greedy_follow(audit_greedy *g, audit_track *arm, const float 
                                  void *self, uint32_t *diverged, cedar_err *err) {
     audit_track fork;
     uint32_t base = cedar_seq_pos(arm->engine, arm->seq), at = 0;
-    int32_t argmax[64];
+    int32_t argmax[ROWS_MAX];
     cedar_divergence d;
     cedar_divergence_make(first, first, arm->c->vocab, 0, NULL, &d);
     *diverged = d.top1_p == g->token[0] ? g->count : 0;
     cedar_status st = fork_of(arm, &fork, err);
     if (st) return st;
     while (!st && at + 1 < g->count) {
-        uint32_t take = 1;
+        uint32_t take, left = g->count - 1 - at;
         st = draft_cycle(g, &fork, at, draft, self, &take, err);
-        if (!draft) take = g->count - 1 - at < 64 ? g->count - 1 - at : 64;
-        if (take > 64) take = 64;
-        if (take > g->count - 1 - at) take = g->count - 1 - at;
+        if (!draft || take > left) take = left;
+        if (take > ROWS_MAX) take = ROWS_MAX;
         if (!st)
             st = audit_track_feed_at(&fork, g->token, base, base + at + take, (audit_feed){ .argmax = argmax }, err);
         for (uint32_t i = 0; i < take && !st; i++)      /* row at + i chooses token at + i + 1 */

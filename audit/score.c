@@ -43,8 +43,7 @@ static void *score_share(void *self) {
     const share *s = self;
     size_t v = (size_t)s->vocab;
     for (uint32_t i = s->first; i < s->rows; i += s->stride)
-        cedar_divergence_make(s->p + i * v, s->q + i * v, s->vocab, s->token[i], s->work,
-                              &s->out[i]);
+        cedar_divergence_make(s->p + i * v, s->q + i * v, s->vocab, s->token[i], s->work, &s->out[i]);
     return NULL;
 }
 

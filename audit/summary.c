@@ -1,7 +1,6 @@
 /* Statistics of an arm from the sums of its documents. */
 #include <math.h>
 #include <stdio.h>
-#include <string.h>
 
 #include "audit/audit_int.h"
 #include "base/mem.h"

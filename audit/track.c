@@ -1,14 +1,5 @@
 /* One arm: how it comes to its windows at a hit, what it keeps for the next one, and its steps. */
-#include <string.h>
-#include <time.h>
-
 #include "audit/audit_int.h"
-
-int64_t audit_now_ns(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
-}
 
 void audit_track_init(audit_track *t, cedar_engine *e, const cedar_config *c, const cedar_arm *arm, uint32_t chunk) {
     *t = (audit_track){ .engine = e, .c = c, .arm = *arm, .seq = -1, .chunk = arm->chunk ? arm->chunk : chunk };

@@ -2,8 +2,8 @@
 #include "engine/engine.h"
 
 #include <string.h>
-#include <time.h>
 
+#include "base/clock.h"
 #include "base/mem.h"
 #include "engine/backend.h"
 
@@ -396,21 +396,15 @@ static cedar_status check_plan(const cedar_engine *e, const cedar_step_plan *pla
     return check_totals(plan, err);
 }
 
-static int64_t now_ns(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
-}
-
 cedar_status cedar_engine_step(cedar_engine *e, const cedar_step_plan *plan, cedar_step_out *out, cedar_err *err) {
     cedar_status st = check_plan(e, plan, err);
     if (!st && e->tape) st = cedar_tape_reserve(e->tape, e->config, plan->rows, err);
     if (st) return st;
-    int64_t start = now_ns();
+    int64_t start = cedar_now_ns();
     cedar_step_begin("a step");
     st = e->backend->step(e->impl, plan, e->seqs, out, err);
     cedar_step_end();
-    out->duration_ns = now_ns() - start;
+    out->duration_ns = cedar_now_ns() - start;
     if (st) return st;
     for (uint32_t i = 0; i < plan->entry_count; i++) {
         const cedar_plan_entry *p = &plan->entries[i];

@@ -1,5 +1,4 @@
 /* audit{...}: options from a table, and the result as a table (docs/SCENARIOS.md). */
-#include <math.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <string.h>
@@ -58,11 +57,8 @@ static const char *push_value(lua_State *L, const cedar_audit_option *k, int ind
         if (!lua_isboolean(L, index)) wrong_type(L, k, "true or false", index);
         return lua_pushstring(L, lua_toboolean(L, index) ? "true" : "false");
     case CEDAR_AUDIT_TEXT: case CEDAR_AUDIT_CHOICE:
-        if (strcmp(k->key, "length_scale") == 0) {
-            const cedar_opt_info *ratio = values_find("length_scale");
-            return values_push_option(L, "audit", ratio, index);
-        }
-        if (strcmp(k->key, "trace") == 0) return values_push_option(L, "audit", values_find("trace"), index);
+        if (strcmp(k->key, "length_scale") == 0 || strcmp(k->key, "trace") == 0)    /* as runs take them */
+            return values_push_option(L, "audit", values_find(k->key), index);
         if (lua_type(L, index) != LUA_TSTRING) wrong_type(L, k, "a text", index);
         lua_pushvalue(L, index);
         return lua_tostring(L, -1);

@@ -2,10 +2,9 @@
  * statement. */
 #include "reports/reports.h"
 
-#include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
+#include "base/clock.h"
 #include "base/mem.h"
 #include "reports/reports_int.h"
 
@@ -106,12 +105,6 @@ static cedar_status insert_rows(sqlite3 *db, const char *path, sqlite3_stmt *ins
     return st ? st : reports_run_sql(db, path, "COMMIT; PRAGMA journal_mode = delete", "writing rows", err);
 }
 
-static int64_t now_ns(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
-}
-
 cedar_status cedar_bare_insert(const char *path, const char *table, bool plain, const char *to, uint64_t *rows,
                                int64_t *ns, cedar_err *err) {
     copy c = { 0 };
@@ -120,11 +113,11 @@ cedar_status cedar_bare_insert(const char *path, const char *table, bool plain, 
     cedar_status st = read_rows(path, table, &c, err);
     if (!st) st = reports_db_open(to, SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE | SQLITE_OPEN_NOMUTEX, &db, err);
     if (!st) st = make_table(db, to, table, plain ? NULL : c.sql, c.columns, &insert, err);
-    int64_t start = now_ns();
+    int64_t start = cedar_now_ns();
     if (!st) st = insert_rows(db, to, insert, &c, err);
     sqlite3_finalize(insert);
     sqlite3_close(db);
-    *ns = now_ns() - start;
+    *ns = cedar_now_ns() - start;
     *rows = c.row_count;
     free_copy(&c);
     return st;

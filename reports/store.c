@@ -3,6 +3,7 @@
  * The file is in WAL mode while it is written, so that a killed process loses at most the transaction under way and
  * others may read meanwhile; closing brings everything into the one file. Rows are bound from tables of columns below:
  * name, kind and place of each member of an observer row. */
+#include "base/clock.h"
 #include "reports/reports.h"
 
 #include <errno.h>
@@ -10,7 +11,6 @@
 #include <math.h>
 #include <stddef.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "base/mem.h"
@@ -163,12 +163,6 @@ struct cedar_store {
     cedar_audit_observer audit_observer;
 };
 
-static int64_t monotonic_ns(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
-}
-
 /* --- rows --------------------------------------------------------------------------------------------------------- */
 
 static const char *miss_name(cedar_miss_reason miss) {
@@ -228,7 +222,7 @@ static cedar_status run_plain(cedar_store *s, sqlite3_stmt *st, const char *doin
 static cedar_status begin_if_needed(cedar_store *s, cedar_err *err) {
     if (!sqlite3_get_autocommit(s->db)) return CEDAR_OK;
     s->tx_rows = 0;
-    s->tx_start_ns = monotonic_ns();
+    s->tx_start_ns = cedar_now_ns();
     return run_plain(s, s->begin, "beginning a transaction", err);
 }
 
@@ -260,7 +254,7 @@ static cedar_status write_kind(cedar_store *s, sqlite3_stmt *st, const reports_r
                                                   : break_store(s, "writing rows", err);
     sqlite3_reset(st);
     if (status) return status;
-    bool old = ++s->tx_rows % AGE_ROWS == 0 && monotonic_ns() - s->tx_start_ns >= TX_AGE_MAX_NS;
+    bool old = ++s->tx_rows % AGE_ROWS == 0 && cedar_now_ns() - s->tx_start_ns >= TX_AGE_MAX_NS;
     return old || s->tx_rows >= TX_ROWS_MAX || k->commit ? commit_if_open(s, err) : CEDAR_OK;
 }
 

@@ -1,12 +1,13 @@
-/* What the verbs share: errors and exit codes, places, signals, the terminal. */
+/* What the verbs share: errors and exit codes, options, places, signals, the terminal. */
+#include <errno.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
-#include <time.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "sim/cli_int.h"
 
 int cedar_cli_exit_code(cedar_status st) {
@@ -35,6 +36,20 @@ int cedar_cli_usage(const char *verb, const char *fmt, ...) {
     fprintf(stderr, "; see `cedar help %s`\n", verb);
     va_end(args);
     return CEDAR_EXIT_USAGE;
+}
+
+bool cedar_cli_count(const char *verb, const char *option, const char *text, uint64_t least, uint64_t most,
+                     uint64_t *out) {
+    char *end;
+    errno = 0;
+    unsigned long long n = strtoull(text, &end, 10);
+    if (*text >= '0' && *text <= '9' && !*end && !errno && n >= least && n <= most) {
+        *out = n;
+        return true;
+    }
+    cedar_cli_usage(verb, "%s is \"%s\"; it must be a whole number from %llu to %llu", option, text,
+                    (unsigned long long)least, (unsigned long long)most);
+    return false;
 }
 
 /* --- places ------------------------------------------------------------------------------------------------------- */
@@ -73,9 +88,7 @@ static volatile int64_t first_signal_ns;
 /* The first signal asks for an end after the running step. A later one ends the program at once; within a second of the
  * first it does not count, because `timeout` and terminals may send the same signal to a process and to its group. */
 static void on_signal(int number) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    int64_t now_ns = (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+    int64_t now_ns = cedar_now_ns();
     if (!stop_signal) {
         stop_signal = number;
         first_signal_ns = now_ns;

@@ -6,7 +6,6 @@
  * three times; shown are median, least, and the 90th percentile. */
 #include <getopt.h>
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/mem.h"
@@ -569,24 +568,25 @@ static cedar_status steps(bench *b, const char *model, cedar_err *err) {
     return st;
 }
 
+/* False after a usage error, which is never 0. */
 static bool read_options(int argc, char **argv, bench *b, const char **model) {
     static const struct option options[] = { { "row", required_argument, NULL, 'r' },
                                              { "repeat", required_argument, NULL, 'n' },
                                              { "csv", no_argument, NULL, 'c' },
                                              { NULL, 0, NULL, 0 } };
     bool ok = true;
+    uint64_t repeat = b->repeat;
     for (int c; ok && (c = getopt_long(argc, argv, "c", options, NULL)) != -1;) {
         if (c == 'r' && b->filters < FILTERS_MAX) b->filter[b->filters++] = optarg;
-        else if (c == 'n') {
-            char *end;
-            long n = strtol(optarg, &end, 10);
-            ok = !*end && n >= 3 && n <= REPEAT_MAX;
-            b->repeat = (uint32_t)n;
-        } else if (c == 'c') b->csv = true;
-        else ok = false;
+        else if (c == 'r') ok = !cedar_cli_usage("bench", "--row \"%s\": at most %d are taken", optarg, FILTERS_MAX);
+        else if (c == 'n') ok = cedar_cli_count("bench", "--repeat", optarg, 3, REPEAT_MAX, &repeat);
+        else if (c == 'c') b->csv = true;
+        else ok = !cedar_cli_usage("bench", "an option of gpu is wrong");
     }
+    b->repeat = (uint32_t)repeat;
     if (ok && optind < argc) *model = argv[optind++];
-    return ok && optind == argc;
+    if (ok && optind < argc) ok = !cedar_cli_usage("bench", "\"%s\" is too much", argv[optind]);
+    return ok;
 }
 
 static void close_bench(bench *b) {
@@ -606,7 +606,7 @@ int cedar_cli_bench_gpu(int argc, char **argv) {
     b->repeat = 50;
     if (!read_options(argc, argv, b, &model)) {
         close_bench(b);
-        return cedar_cli_usage("bench", "an option of gpu is wrong");
+        return CEDAR_EXIT_USAGE;
     }
     cedar_cli_data_dir(b->data_dir, sizeof b->data_dir);
     cedar_cli_catch_signals();

@@ -9,6 +9,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/mem.h"
 #include "base/rng.h"
 #include "base/version.h"
@@ -63,9 +64,9 @@ typedef struct bench {
     double v[FIGURE_COUNT][REPEAT_MAX];
 } bench;
 
-static int64_t clock_ns(clockid_t id) {
+static int64_t cpu_ns(void) {
     struct timespec t;
-    clock_gettime(id, &t);
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
     return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
@@ -151,11 +152,11 @@ static cedar_status measure_replay(bench *b, uint64_t n, bool stored, cedar_err 
     cedar_run_result a;
     cedar_status st = stored ? cedar_store_create(b->store, true, &store, err) : CEDAR_OK;
     if (st) return st;
-    int64_t wall = clock_ns(CLOCK_MONOTONIC), cpu = clock_ns(CLOCK_PROCESS_CPUTIME_ID);
+    int64_t wall = cedar_now_ns(), cpu = cpu_ns();
     st = play(b, b->requests, "4096", stored ? cedar_store_observer(store) : &silent, &a, err);
     cedar_status closed = cedar_store_close(store, !st, st ? NULL : err);
-    double wall_s = (double)(clock_ns(CLOCK_MONOTONIC) - wall) / 1e9,
-           cpu_s = (double)(clock_ns(CLOCK_PROCESS_CPUTIME_ID) - cpu) / 1e9;
+    double wall_s = (double)(cedar_now_ns() - wall) / 1e9,
+           cpu_s = (double)(cpu_ns() - cpu) / 1e9;
     if (st || closed) return st ? st : closed;
     b->steps = a.steps;
     b->events = a.steps + 2 * a.requests;       /* steps, arrivals and ends */
@@ -187,13 +188,13 @@ static cedar_status fill_store(bench *b, bool steps, int64_t *ns, cedar_err *err
     if (st) return st;
     const cedar_observer *o = cedar_store_observer(store);
     st = o->run_begin(o->self, &run, err);
-    int64_t start = clock_ns(CLOCK_MONOTONIC);
+    int64_t start = cedar_now_ns();
     const rows *r = steps ? &b->step_rows : &b->request_rows;
     for (size_t i = 0; i < r->count && !st; i++)
         st = steps ? o->step(o->self, (const cedar_step_row *)r->v + i, err)
                    : o->request(o->self, (const cedar_request_row *)r->v + i, err);
     cedar_status closed = cedar_store_close(store, false, st ? NULL : err);
-    *ns = clock_ns(CLOCK_MONOTONIC) - start;
+    *ns = cedar_now_ns() - start;
     return st ? st : closed;
 }
 
@@ -228,14 +229,14 @@ static cedar_status bare_loop(bench *b, uint64_t n, cedar_err *err) {
         const cedar_event e = { .time_ns = (int64_t)cedar_rng_below(key, i, 1000000), .lane = i };
         st = cedar_events_push(&q, e, err);
     }
-    int64_t start = clock_ns(CLOCK_MONOTONIC);
+    int64_t start = cedar_now_ns();
     for (uint64_t i = 0; i < b->events && !st; i++) {
         cedar_event e = cedar_events_pop(&q);
         e.time_ns += (int64_t)cedar_rng_below(key, b->lanes + i, 1000000);
         e.sequence = 0;
         st = cedar_events_push(&q, e, err);
     }
-    b->v[LOOP_BARE][n] = (double)b->events * 1e9 / (double)(clock_ns(CLOCK_MONOTONIC) - start);
+    b->v[LOOP_BARE][n] = (double)b->events * 1e9 / (double)(cedar_now_ns() - start);
     cedar_events_free(&q);
     return st;
 }
@@ -243,10 +244,10 @@ static cedar_status bare_loop(bench *b, uint64_t n, cedar_err *err) {
 static cedar_status load(bench *b, uint64_t n, cedar_err *err) {
     cedar_corpus *c = NULL;
     const cedar_corpus_opts o = { .format = CEDAR_TRACE_AUTO, .strict = true };
-    int64_t start = clock_ns(CLOCK_MONOTONIC);
+    int64_t start = cedar_now_ns();
     cedar_status st = cedar_traces_find(CORPUS, b->data_dir, &o, &c, err);
     if (st) return st;
-    b->v[LOAD][n] = (double)(clock_ns(CLOCK_MONOTONIC) - start) / 1e9 / ((double)c->bytes_read / 1e8);
+    b->v[LOAD][n] = (double)(cedar_now_ns() - start) / 1e9 / ((double)c->bytes_read / 1e8);
     cedar_corpus_free(c);
     return CEDAR_OK;
 }
@@ -304,13 +305,7 @@ static cedar_status measure(bench *b, cedar_err *err) {
     return st;
 }
 
-static bool parse_count(const char *text, uint64_t most, uint64_t *out) {
-    char *end;
-    unsigned long long n = strtoull(text, &end, 10);
-    *out = n;
-    return *text >= '0' && *text <= '9' && !*end && n >= 1 && n <= most;
-}
-
+/* False after a usage error, which is never 0. */
 static bool read_options(int argc, char **argv, bench *b) {
     static const struct option options[] = { { "requests", required_argument, NULL, 'n' },
                                              { "repeat", required_argument, NULL, 'r' },
@@ -319,13 +314,14 @@ static bool read_options(int argc, char **argv, bench *b) {
                                              { NULL, 0, NULL, 0 } };
     bool ok = true;
     for (int c; ok && (c = getopt_long(argc, argv, "c", options, NULL)) != -1;) {
-        if (c == 'n') ok = parse_count(optarg, 1000000000, &b->requests);
-        else if (c == 'r') ok = parse_count(optarg, REPEAT_MAX, &b->repeat);
-        else if (c == 'l') ok = parse_count(optarg, 4096, &b->lanes);
+        if (c == 'n') ok = cedar_cli_count("bench", "--requests", optarg, 1, 1000000000, &b->requests);
+        else if (c == 'r') ok = cedar_cli_count("bench", "--repeat", optarg, 1, REPEAT_MAX, &b->repeat);
+        else if (c == 'l') ok = cedar_cli_count("bench", "--lanes", optarg, 1, 4096, &b->lanes);
         else if (c == 'c') b->csv = true;
-        else ok = false;
+        else ok = !cedar_cli_usage("bench", "an option of sim is wrong");
     }
-    return ok && optind == argc;
+    if (ok && optind < argc) ok = !cedar_cli_usage("bench", "\"%s\" is too much", argv[optind]);
+    return ok;
 }
 
 static cedar_status make_folder(bench *b, cedar_err *err) {
@@ -346,7 +342,7 @@ int cedar_cli_bench_sim(int argc, char **argv) {
     b->lanes = 128;
     if (!read_options(argc, argv, b)) {
         cedar_free(b);
-        return cedar_cli_usage("bench", "an option of sim is wrong");
+        return CEDAR_EXIT_USAGE;
     }
     cedar_cli_data_dir(b->data_dir, sizeof b->data_dir);
     cedar_cli_catch_signals();

@@ -1,6 +1,5 @@
 /* cedar check-golden: the engine against golden vectors. */
 #include <getopt.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "engine/engine.h"
@@ -27,18 +26,16 @@ int cedar_cli_check_golden(int argc, char **argv) {
                                              { "threads", required_argument, NULL, 'j' },
                                              { "verbose", no_argument, NULL, 'v' },
                                              { NULL, 0, NULL, 0 } };
+    uint64_t threads;
     cedar_golden_opts o = { .backend = "cpu", .arith = CEDAR_WIDE, .line = print_line };
     for (int c; (c = getopt_long(argc, argv, "b:a:j:v", options, NULL)) != -1;) {
-        char *end;
         if (c == 'b') o.backend = optarg;
         else if (c == 'v') o.verbose = true;
         else if (c == 'a' && !parse_arith(optarg, &o.arith))
             return cedar_cli_usage("check-golden", "--arith %s is none of wide, f32, bf16", optarg);
         else if (c == 'j') {
-            long n = strtol(optarg, &end, 10);
-            if (*end || n < 0 || n > 4096)
-                return cedar_cli_usage("check-golden", "--threads %s is not a number from 0 to 4096", optarg);
-            o.threads = (uint32_t)n;
+            if (!cedar_cli_count("check-golden", "--threads", optarg, 0, 4096, &threads)) return CEDAR_EXIT_USAGE;
+            o.threads = (uint32_t)threads;
         } else if (c != 'a') return cedar_cli_usage("check-golden", "an option is wrong");
     }
     if (optind == argc) return cedar_cli_usage("check-golden", "give at least one directory");

@@ -39,6 +39,10 @@ int cedar_cli_exit_code(cedar_status st);
 /* Prints a usage error that names the verb and where to read on. */
 int cedar_cli_usage(const char *verb, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
+/* A whole number behind an option, into *out; false after a usage error that names the option and what it takes. */
+bool cedar_cli_count(const char *verb, const char *option, const char *text, uint64_t least, uint64_t most,
+                     uint64_t *out);
+
 /* Where scenarios/ and traces/ are: CEDAR_HOME, else as built in, else found from the program's own place, else ".". */
 void cedar_cli_data_dir(char *out, size_t bytes);
 

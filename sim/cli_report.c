@@ -65,15 +65,6 @@ static cedar_status write_html(const char *db, const char *out, cedar_err *err) 
     return report_file_close(&f, st, err);
 }
 
-static bool read_lanes(const char *text, uint32_t *lanes) {
-    char *end;
-    errno = 0;
-    unsigned long n = strtoul(text, &end, 10);
-    if (text[0] < '0' || text[0] > '9' || *end || errno || n > 1000000) return false;
-    *lanes = (uint32_t)n;
-    return true;
-}
-
 /* What was left out or looks odd goes to stderr, so that a report on stdout stays clean. */
 static cedar_status import_records(const char *from, const char *db, const cedar_import_opts *opts, cedar_err *err) {
     cedar_import_counts n;
@@ -102,6 +93,7 @@ int cedar_cli_report(int argc, char **argv) {
                                              { NULL, 0, NULL, 0 } };
     const char *html = NULL, *view = NULL, *import = NULL;
     cedar_import_opts import_opts = { 0 };
+    uint64_t lanes;
     bool text = false;
     for (int c; (c = getopt_long(argc, argv, "o:tc:i:r", options, NULL)) != -1;) {
         if (c == 'o') html = optarg;
@@ -111,8 +103,8 @@ int cedar_cli_report(int argc, char **argv) {
         else if (c == 's') import_opts.strict = true;
         else if (c == 'r') import_opts.replace = true;
         else if (c == 'l') {
-            if (!read_lanes(optarg, &import_opts.lanes))
-                return cedar_cli_usage("report", "--lanes is %s; it must be a whole number up to 1000000", optarg);
+            if (!cedar_cli_count("report", "--lanes", optarg, 0, 1000000, &lanes)) return CEDAR_EXIT_USAGE;
+            import_opts.lanes = (uint32_t)lanes;
         } else return cedar_cli_usage("report", "an option is wrong");
     }
     if (optind + 1 != argc) return cedar_cli_usage("report", "give one database");

@@ -2,9 +2,8 @@
  *
  * The price of a step: for each group of layers the larger of weight bytes over bandwidth and matrix operations over
  * rate; the like for attention and for index scores of each layer; then the head, launches, all-reduces, and the host's
- * work.
- * Nothing else overlaps. It is a model (docs/METHOD.md "Modelled time"): figures made with it are marked "modelled"
- * wherever they appear.
+ * work. Nothing else overlaps. It is a model (docs/METHOD.md "Modelled time"): figures made with it are marked
+ * "modelled" wherever they appear.
  * Determinism: +, -, *, / and comparisons of doubles only, rounded once: the same integer on every machine.
  * Threads: pure functions. Allocation: none. */
 #ifndef CEDAR_SIM_COST_H

@@ -12,7 +12,6 @@
  * was given up from one that never was there, for as long as the session lives that could ask for it.
  *
  * Memory: runs up to a page each; edges per session tree, freed when the tree has ended and its last page is gone. */
-#include <string.h>
 
 #include "base/mem.h"
 #include "sim/sim_int.h"
@@ -147,8 +146,7 @@ cedar_status cedar_ledger_tree_open(cedar_ledger *l, uint32_t trace, cedar_ledge
     return CEDAR_OK;
 }
 
-void cedar_ledger_tree_end(cedar_ledger *l, cedar_ledger_tree *t) {
-    (void)l;
+void cedar_ledger_tree_end(cedar_ledger_tree *t) {
     if (!t) return;
     t->ended = true;
     tree_free_when_empty(t);

@@ -1,5 +1,4 @@
 /* The cedar program: finds the verb and says how the verbs are used. */
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/version.h"

@@ -3,7 +3,6 @@
  * Every turn's prompt and answer is a path of page names. Equal beginnings share edges, and every place where a turn's
  * pages may end is the end of an edge: so a cache says what it holds by a count per edge (sim/ledger.c). Traces whose
  * block ids mean the same are one group; edges of a group lie in a row. */
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/mem.h"

@@ -4,7 +4,6 @@
  * alive. The engine's operators give the same bits however a prompt is cut into steps, so feeding only what is new
  * equals a cold computation of the whole prompt. Where a prompt does not continue what the shadow holds, the shadow
  * goes back a few tokens or starts over. Shadow steps cost no schedule and no meter time. */
-#include <string.h>
 
 #include "base/mem.h"
 #include "sim/sim_int.h"

@@ -8,8 +8,8 @@
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 
+#include "base/clock.h"
 #include "base/hash.h"
 #include "base/mem.h"
 #include "sim/run_int.h"
@@ -18,18 +18,17 @@
 typedef cedar_run_state run;
 typedef cedar_request request;
 
-int64_t run_host_ns(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
-}
-
 void run_note(run *r, run_mark what, uint64_t a, uint64_t b, uint64_t c) {
     const uint64_t words[] = { what, a, b, c };
     for (int i = 0; i < 4; i++) r->hash = cedar_fold64(r->hash, words[i]);
 }
 
 bool run_stores_windows(const run *r) { return r->opts->prefix_cache && !r->rules.encoder; }
+
+cedar_hit_plan run_hit_plan(const run *r, uint32_t tokens) {
+    if (!r->rules.encoder) return (cedar_hit_plan){ .hit = tokens, .start = tokens, .write_floor = tokens };
+    return tokens ? cedar_plan_hit(&r->rules, tokens) : (cedar_hit_plan){ 0 };
+}
 
 /* How the step was launched: graphs are the GPU's, real or modelled. */
 const char *run_step_graph(const run *r) {
@@ -339,7 +338,7 @@ void run_progress(const run *r) {
     if (!r->host->progress) return;
     cedar_progress p = { .label = r->result.label, .done = r->result.requests, .total = r->planned,
                          .tokens = r->result.in_tokens + r->result.out_tokens, .steps = (uint64_t)r->steps,
-                         .elapsed_wall_ns = run_host_ns() - r->wall_start_ns };
+                         .elapsed_wall_ns = cedar_now_ns() - r->wall_start_ns };
     r->host->progress(r->host->self, &p);
 }
 
@@ -449,7 +448,7 @@ static cedar_status emit_end(run *r, const char *status, const char *error, ceda
                               .sessions_unfinished = r->sessions_unfinished,
                               .end_sched_ns = r->clock.sched_ns,
                               .end_ns = r->clock.meter_ns,
-                              .wall_ns = run_host_ns() - r->wall_start_ns,
+                              .wall_ns = cedar_now_ns() - r->wall_start_ns,
                               .profile_sched_ns = r->profile_sched_ns,
                               .profile_ns = r->profile_ns,
                               .primers = r->primers,
@@ -492,7 +491,7 @@ cedar_status cedar_run(const cedar_run_opts *opts, int64_t run_id, const cedar_r
     r->run_id = run_id;
     r->first_arrival_ns = -1;
     r->last_sample_sched_ns = r->drain_sched_ns = -1;
-    r->wall_start_ns = run_host_ns();
+    r->wall_start_ns = cedar_now_ns();
     cedar_status st = cedar_run_open(r, err);
     if (!st) st = emit_begin(r, err);
     if (!st) {

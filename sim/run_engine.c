@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/clock.h"
 #include "base/mem.h"
 #include "sim/run_int.h"
 
@@ -69,10 +70,8 @@ static cedar_hit_plan find_hit(run *r, request *q, cedar_cache_hit *hit) {
     *hit = (cedar_cache_hit){ .node = -1, .miss = CEDAR_MISS_OFF };
     if (!r->cache) return (cedar_hit_plan){ 0, 0, 0, 0 };
     cedar_cache_find(r->cache, q->tokens, q->row.in_tokens, hit);
-    uint32_t n = hit->hit_tokens;
-    if (!r->rules.encoder) return (cedar_hit_plan){ .hit = n, .start = n, .replayed = 0, .write_floor = n };
-    cedar_hit_plan plan = n ? cedar_plan_hit(&r->rules, n) : (cedar_hit_plan){ 0, 0, 0, 0 };
-    if (n && !plan.hit) {
+    cedar_hit_plan plan = run_hit_plan(r, hit->hit_tokens);
+    if (hit->hit_tokens && !plan.hit) {
         hit->node = -1;
         hit->depth = 0;
         hit->miss = CEDAR_MISS_SHORT_HIT;
@@ -382,7 +381,7 @@ static cedar_status step(run *r, const cedar_step_plan *plan, bool scored, int64
     describe_step(r, plan, &row);
     bool measured = o->clock == CEDAR_CLOCK_MEASURED,
          paced = o->pace == CEDAR_PACE_FIXED && o->clock != CEDAR_CLOCK_MODELLED;
-    row.plan_ns = measured ? run_host_ns() - plan_start_ns : 0;
+    row.plan_ns = measured ? cedar_now_ns() - plan_start_ns : 0;
     cedar_step_out out = { .logits = scored ? r->logits : NULL, .argmax = r->argmax };
     cedar_status st = cedar_engine_step(r->engine, plan, &out, err);
     if (!st) st = step_length(r, row.step_id, plan, out.duration_ns, &row.duration_ns, err);
@@ -451,7 +450,7 @@ cedar_status run_engine_loop(run *r, cedar_err *err) {
         if (stepped && r->host->stop && *r->host->stop)
             return cedar_fail(err, CEDAR_E_INTERRUPT, "stopped by the user");
         st = run_handle_until(r, r->clock.sched_ns, err);
-        int64_t plan_start = run_host_ns();
+        int64_t plan_start = cedar_now_ns();
         if (!st) st = admit_waiting(r, err);
         if (!st) st = drain_warmup(r, err);
         if (st) break;

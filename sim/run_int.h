@@ -69,9 +69,9 @@ typedef struct cedar_run_state {
     cedar_events events;
     cedar_clocks clock;
     uint64_t hash;
-    cedar_request **waiting;              /* [waiting_count] in order of (arrival, id) */
+    cedar_request **waiting;        /* [waiting_count] in order of (arrival, id) */
     size_t waiting_count, waiting_capacity;
-    cedar_request **running;              /* [running_count of seq_count] in order of admission */
+    cedar_request **running;        /* [running_count of seq_count] in order of admission */
     uint32_t running_count;
     bool blocked;                   /* the first waiting request did not fit; wait for one to end */
     int64_t requests, steps;
@@ -122,8 +122,11 @@ typedef enum run_mark {
 
 void run_note(cedar_run_state *r, run_mark what, uint64_t a, uint64_t b, uint64_t c);
 
-int64_t run_host_ns(void);
 bool run_stores_windows(const cedar_run_state *r);
+
+/* What the arm's rules make of a hit of so many tokens; its hit is 0 when they do not adopt it. */
+cedar_hit_plan run_hit_plan(const cedar_run_state *r, uint32_t tokens);
+
 const char *run_step_graph(const cedar_run_state *r);       /* how steps are launched: graphs are the GPU's */
 void run_progress(const cedar_run_state *r);
 
@@ -171,7 +174,7 @@ cedar_status run_modelled_new(cedar_run_state *r, run_modelled **out, cedar_err 
 void run_modelled_free(run_modelled *m);    /* requests on their way, too */
 
 cedar_status run_modelled_arrive(run_modelled *m, cedar_request *q, const cedar_turn_ref *ref,
-                                   cedar_err *err) CEDAR_USE_RESULT;
+                                 cedar_err *err) CEDAR_USE_RESULT;
 cedar_status run_modelled_loop(run_modelled *m, cedar_err *err) CEDAR_USE_RESULT;
 cedar_status run_modelled_unfinished(run_modelled *m, cedar_err *err) CEDAR_USE_RESULT;
 

@@ -65,8 +65,7 @@ struct run_modelled {
 static cedar_status engine_open(run_modelled *m, engine *e, uint32_t number, cedar_err *err) {
     const run *r = m->r;
     const cedar_engine_opts *o = &r->engine_opts;
-    cedar_ledger_opts l = { .page_tokens = o->page_tokens, .page_count = o->page_count,
-                            .cache = r->opts->prefix_cache, .windows = !r->rules.encoder,
+    cedar_ledger_opts l = { .page_count = o->page_count, .cache = r->opts->prefix_cache, .windows = !r->rules.encoder,
                             .window_bytes_max = (uint64_t)r->opts->window_cache_bytes };
     e->number = number;
     cedar_status st = cedar_ledger_new(r->prefixes, &l, &e->ledger, err);
@@ -109,7 +108,7 @@ static void engine_close(run *r, engine *e) {
     for (uint32_t i = 0; i < e->prompt_count; i++) cedar_request_free(r, e->prompts[i]);
     for (uint32_t i = 0; i < e->decoding_count; i++) cedar_request_free(r, e->decoding[i]);
     for (size_t i = 0; i < e->waiting.count; i++) cedar_request_free(r, line_at(&e->waiting, i));
-    for (uint32_t i = 0; i < r->lane_rules.lanes && e->trees; i++) cedar_ledger_tree_end(e->ledger, e->trees[i]);
+    for (uint32_t i = 0; i < r->lane_rules.lanes && e->trees; i++) cedar_ledger_tree_end(e->trees[i]);
     cedar_ledger_free(e->ledger);
     void *const parts[] = { e->trees, e->waiting.q, e->prompts, e->items, e->decoding, e->chunks, e->entries };
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) cedar_free(parts[i]);
@@ -127,7 +126,7 @@ void run_modelled_free(run_modelled *m) {
 
 void run_modelled_forget(run_modelled *m, uint32_t lane) {
     for (uint32_t i = 0; i < m->count; i++) {
-        cedar_ledger_tree_end(m->engines[i].ledger, m->engines[i].trees[lane]);
+        cedar_ledger_tree_end(m->engines[i].trees[lane]);
         m->engines[i].trees[lane] = NULL;
     }
     m->of_session[lane] = NO_ENGINE;
@@ -164,10 +163,8 @@ static const cedar_turn_edges *edges_of(const run *r, const request *q) {
 /* What the cache holds of the prompt, and what the arm's rules make of it, in tokens. */
 static cedar_hit_plan find_hit(const run *r, const engine *e, const request *q, cedar_ledger_hit *hit) {
     cedar_ledger_find(e->ledger, e->trees[q->lane], edges_of(r, q)->find, hit);
-    uint32_t n = hit->hit_pages * r->engine_opts.page_tokens;
-    if (!r->rules.encoder) return (cedar_hit_plan){ .hit = n, .start = n, .replayed = 0, .write_floor = n };
-    cedar_hit_plan plan = n ? cedar_plan_hit(&r->rules, n) : (cedar_hit_plan){ 0, 0, 0, 0 };
-    if (n && !plan.hit) {
+    cedar_hit_plan plan = run_hit_plan(r, hit->hit_pages * r->engine_opts.page_tokens);
+    if (hit->hit_pages && !plan.hit) {
         hit->run = -1;
         hit->depth = 0;
         hit->miss = CEDAR_MISS_SHORT_HIT;

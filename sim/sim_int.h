@@ -162,7 +162,7 @@ typedef struct cedar_ledger cedar_ledger;
 typedef struct cedar_ledger_tree cedar_ledger_tree;
 
 typedef struct cedar_ledger_opts {
-    uint32_t page_tokens, page_count;
+    uint32_t page_count;
     bool cache;                             /* false: pages end with their request */
     bool windows;                           /* a hit needs stored windows at its end */
     uint64_t window_bytes_max;              /* 0 = unlimited */
@@ -182,7 +182,7 @@ void cedar_ledger_free(cedar_ledger *l);
 /* A tree begins; its pages may stay in the cache when it has ended. Ending NULL is legal. */
 cedar_status cedar_ledger_tree_open(cedar_ledger *l, uint32_t trace, cedar_ledger_tree **out,
                                     cedar_err *err) CEDAR_USE_RESULT;
-void cedar_ledger_tree_end(cedar_ledger *l, cedar_ledger_tree *t);
+void cedar_ledger_tree_end(cedar_ledger_tree *t);
 
 /* Longest cached prefix of the pages that end at an edge; t NULL: the tree has nothing here yet. Changes nothing. */
 void cedar_ledger_find(const cedar_ledger *l, const cedar_ledger_tree *t, uint32_t edge, cedar_ledger_hit *out);

@@ -181,7 +181,7 @@ static void use_ledger(uint64_t seed) {
     cedar_prefixes *x;
     cedar_ledger *l;
     const cedar_prompt_rules rules = { .vocab = VOCAB, .length_num = 1, .length_den = 1 };
-    cedar_ledger_opts o = { .page_tokens = 4, .page_count = 40 + roll(&d, 120), .cache = true, .windows = roll(&d, 2),
+    cedar_ledger_opts o = { .page_count = 40 + roll(&d, 120), .cache = true, .windows = roll(&d, 2),
                             .window_bytes_max = roll(&d, 2) ? 700 : 0 };
     OK(cedar_prompts_new(c, &rules, &p, &failure));
     OK(cedar_prefixes_new(p, c, 4, true, &x, &failure));
@@ -217,7 +217,7 @@ static void use_ledger(uint64_t seed) {
             bool busy = false;
             for (int k = 0; k < FLYING; k++) busy |= f[k].used && f[k].tree == f[i].tree;
             if (!busy && roll(&d, 5) == 0) {
-                cedar_ledger_tree_end(l, trees[f[i].tree]);
+                cedar_ledger_tree_end(trees[f[i].tree]);
                 trees[f[i].tree] = NULL;
             }
         }
@@ -225,7 +225,7 @@ static void use_ledger(uint64_t seed) {
     }
     for (int i = 0; i < FLYING; i++)
         if (f[i].used && f[i].run >= 0) cedar_ledger_unpin(l, f[i].run);
-    for (int i = 0; i < TREES; i++) cedar_ledger_tree_end(l, trees[i]);
+    for (int i = 0; i < TREES; i++) cedar_ledger_tree_end(trees[i]);
     cedar_ledger_free(l);
     cedar_prefixes_free(x);
     cedar_prompts_free(p);

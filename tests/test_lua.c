@@ -814,8 +814,7 @@ END_TEST
 
 static const struct { const char *text, *message; } audit_mistakes[] = {
     { "audit()", "t.lua:1: audit needs a table of options, for example audit{ arms = { \"encoder\", \"decoder\" } }; "
-    "it "
-                 "got nothing" },
+      "it got nothing" },
     { "audit{ arm = 'encoder' }", "t.lua:1: audit: unknown option \"arm\"; did you mean \"arms\"?" },
     { "audit{ wibble = 2 }", "t.lua:1: audit: unknown option \"wibble\"; docs/AUDIT.md lists the options" },
     { "audit{ 'encoder' }", "t.lua:1: audit: options are written key = value; there is a value without a key" },

@@ -7,7 +7,6 @@
  *                K / 128 / 8 blocks of 8 chains, rounded up. So the error is at most 17 * 2^-23 * (K / 128 + 8) of the
  *                sum of magnitudes, and 8 roundings for the parts. */
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
