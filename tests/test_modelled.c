@@ -419,7 +419,7 @@ static cedar_status load(const char *text, cedar_hardware *hw, cedar_err *err) {
     ck_assert_int_eq(write(fd, text, strlen(text)), (ssize_t)strlen(text));
     close(fd);
     int64_t live = cedar_mem_live();
-    cedar_status st = cedar_hardware_load(path, hw, err);
+    cedar_status st = cedar_hardware_load(path, hw, NULL, err);
     ck_assert_int_eq(cedar_mem_live(), live);
     unlink(path);
     return st;
