@@ -62,7 +62,7 @@ typedef struct cedar_stored {
 cedar_status cedar_stored_load(const char *path, cedar_stored **out, cedar_err *err) CEDAR_USE_RESULT;
 void cedar_stored_free(cedar_stored *s);
 
-/* --- logged steps, for `cedar calibrate` (docs/METHOD.md "Calibration") --------------------------------------------- */
+/* --- logged steps, for `cedar calibrate` -------------------------------------------------------------------------- */
 
 typedef struct cedar_logged_step {
     int64_t step_id, duration_ns;
@@ -88,8 +88,8 @@ typedef struct cedar_logged {
     uint32_t run_count;
 } cedar_logged;
 
-/* The steps of run `only`, or of all runs that had an engine (0). CEDAR_E_ARG: none, several engines, or several steps a
- * row; CEDAR_E_FORMAT: tables that contradict each other. Owned by the caller. */
+/* The steps of run `only`, or of all runs that had an engine (0). CEDAR_E_ARG: none, several engines, or several steps
+ * a row; CEDAR_E_FORMAT: tables that contradict each other. Owned by the caller. */
 cedar_status cedar_logged_load(const char *path, int64_t only, cedar_logged **out, cedar_err *err) CEDAR_USE_RESULT;
 void cedar_logged_free(cedar_logged *l);
 
