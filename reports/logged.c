@@ -207,9 +207,10 @@ static cedar_status check_requests(const reader *r) {
         if (!q->finished || (q->pos == q->in && q->prefills == q->prefill_steps && q->decodes == q->decode_steps))
             continue;
         return cedar_fail(r->err, CEDAR_E_FORMAT,
-                          "%s: request %lld of run %lld has %u prefill and %u decode steps, but the schedule gives it "
-                          "%u and %u, so the positions of its rows cannot be told", r->path, (long long)q->id,
-                          (long long)r->run->run_id, q->prefill_steps, q->decode_steps, q->prefills, q->decodes);
+                          "%s: request %lld of run %lld has a prompt up to %u in %u steps and decodes in %u; by the "
+                          "schedule it is %u, %u and %u, so the positions of its rows cannot be told", r->path,
+                          (long long)q->id, (long long)r->run->run_id, q->in, q->prefill_steps, q->decode_steps, q->pos,
+                          q->prefills, q->decodes);
     }
     return CEDAR_OK;
 }

@@ -78,7 +78,7 @@ static const char truth[] =
     "  attention_efficiency = 1, indexer_efficiency = 0.1, overlap = 0.6, kernels_per_layer = 18, launch_ns = 1500,\n"
     "  eager_launch_ns = 6500, step_host_ns = 50000, host_link_bytes_s = 55e9 }";
 
-/* Three arms with lanes that prefill and decode at the same time, prompts that share a step, hits, stored windows. */
+/* Arms with lanes that prefill and decode at the same time, prompts that share a step, hits, stored windows. */
 static const char scenario[] =
     "local base = { model = 'flash-e32', clock = 'modelled', hardware = HARDWARE, page_tokens = 128,\n"
     "  trace = 'traces/kv-cache-tester/trace_0058.json,traces/kv-cache-tester/trace_0103.json,'\n"
@@ -87,7 +87,8 @@ static const char scenario[] =
     "arm { replay = 'exact', step_tokens = 2048 }\n"
     "arm { replay = 'decoder', step_tokens = 2048, cut = 'inside' }\n"
     "arm { replay = 'both', step_tokens = 1024, chunk_tokens = 300, decoder_rows = 96 }\n"
-    "arm { replay = 'encoder', step_tokens = 512, prefix_cache = true }\n";
+    "arm { replay = 'encoder', step_tokens = 512 }\n"
+    "arm { replay = 'exact', step_tokens = 512, chunk_tokens = 200, prefix_cache = false }\n";
 
 static void make_database(void) {
     char text[4096], words[512];
@@ -121,7 +122,7 @@ START_TEST(derived_positions_give_the_logged_price) {
     int64_t live = cedar_mem_live();
     OK(cedar_cost_make(&c, &hw, CEDAR_GRAPHS_SPLIT, &k, &failure));
     OK(cedar_logged_load(in_dir("measured.db"), 0, &l, &failure));
-    ck_assert_uint_eq(l->run_count, 4);
+    ck_assert_uint_eq(l->run_count, 5);
     uint32_t mixed = 0, shared = 0, trimmed = 0;
     for (uint32_t i = 0; i < l->run_count; i++) {
         const cedar_logged_run *r = &l->runs[i];
@@ -158,6 +159,23 @@ START_TEST(steps_of_missing_requests_are_left_out) {
     for (uint32_t n = 0; n < l->runs[0].step_count; n++) known += l->runs[0].steps[n].known;
     ck_assert_uint_gt(known, 0);
     ck_assert_uint_lt(known, l->runs[0].step_count);
+    cedar_logged_free(l);
+}
+END_TEST
+
+/* One count of one step that contradicts what follows from requests: that step alone is left out. */
+START_TEST(a_count_that_disagrees_leaves_its_step_out) {
+    static const char *const counts[] = { "kept_rows", "decode_entries", "prefill_entries" };
+    char change[200];
+    cedar_logged *l;
+    copy("measured.db", "counts.db");
+    snprintf(change, sizeof change, "UPDATE steps SET %s = %s + 1 WHERE run_id = 2 AND step_id = 900", counts[_i],
+             counts[_i]);
+    sql("counts.db", change);
+    OK(cedar_logged_load(in_dir("counts.db"), 2, &l, &failure));
+    ck_assert_uint_gt(l->runs[0].step_count, 900);
+    for (uint32_t n = 0; n < l->runs[0].step_count; n++)
+        ck_assert_int_eq(l->runs[0].steps[n].known, l->runs[0].steps[n].step_id != 900);
     cedar_logged_free(l);
 }
 END_TEST
@@ -253,6 +271,25 @@ START_TEST(first_steps_of_a_shape_are_left_out) {
 }
 END_TEST
 
+START_TEST(a_description_names_its_sources) {
+    static const char *const parts[] = { "name = \"sources\"", "{ 1.41e+11, \"data sheet\" }",
+                                         "fitted to runs 1, 2, 3, 4, 5 of measured.db", "flash-e32 on card-x;",
+                                         "fitted .. \"h200 has 0.55\"", "fitted .. \"h200 has 970\"",
+                                         "\"6.5 us per eager launch, measured on one H200\"", "-- links" };
+    char words[512], text[8192];
+    snprintf(words, sizeof words, "calibrate %s -o %s --device card-x", in_dir("measured.db"), in_dir("sources.lua"));
+    ck_assert_msg(calibrate(words) == 0, "%s", said);
+    FILE *f = fopen(in_dir("sources.lua"), "rb");
+    text[fread(text, 1, sizeof text - 1, f)] = 0;
+    fclose(f);
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
+        ck_assert_msg(strstr(text, parts[i]), "\"%s\" is not in %s", parts[i], text);
+    double fitted, held;
+    ck_assert(sscanf(strstr(said, "  fitted "), " fitted %lf held out %lf", &fitted, &held) == 2);
+    ck_assert(held / (fitted + held) > 0.2 && held / (fitted + held) < 0.3);    /* one in four */
+}
+END_TEST
+
 static const struct { const char *change, *words, *says; } refusals[] = {
     { "UPDATE runs SET clock = 'modelled'", "", "only measured steps can be fitted" },
     { "UPDATE runs SET backend = 'cpu'", "", "ran on backend \"cpu\"" },
@@ -302,11 +339,13 @@ int main(void) {
     tcase_add_unchecked_fixture(t, make_database, remove_all);
     tcase_add_test(t, derived_positions_give_the_logged_price);
     tcase_add_test(t, steps_of_missing_requests_are_left_out);
+    tcase_add_loop_test(t, a_count_that_disagrees_leaves_its_step_out, 0, 3);
     tcase_add_test(t, the_fit_finds_the_figures);
     tcase_add_test(t, noise_moves_the_figures_little);
     tcase_add_test(t, held_out_steps_are_met_and_seeds_matter);
     tcase_add_test(t, without_output_nothing_is_fitted);
     tcase_add_test(t, first_steps_of_a_shape_are_left_out);
+    tcase_add_test(t, a_description_names_its_sources);
     tcase_add_loop_test(t, refusals_say_why, 0, sizeof refusals / sizeof *refusals);
     tcase_add_test(t, a_file_is_not_overwritten_by_accident);
     suite_add_tcase(s, t);
