@@ -6,7 +6,7 @@
  * tables hold is compared, so a position is either exact or the step is marked as not known. */
 #include "reports/reports.h"
 
-#include <stdlib.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "base/json.h"

@@ -113,7 +113,8 @@ typedef struct normal {
     double a[N][N], g[N];       /* J^T W J and J^T W e, by the logarithms of the figures */
 } normal;
 
-/* Derivatives by central differences of 1 %: prices are whole nanoseconds and have corners. */
+/* Derivatives by central differences of 1 %: prices are whole nanoseconds and have corners. A figure of 0 has none and
+ * stays. */
 static cedar_status derive(const problem *p, const cedar_hardware *hw, double *errors, double *columns, normal *out,
                            cedar_err *err) {
     double *less = columns + p->figures * p->step_count, ignored;
@@ -123,7 +124,7 @@ static cedar_status derive(const problem *p, const cedar_hardware *hw, double *e
         cedar_hardware up = *hw, down = *hw;
         set_figure(&up, p->keys[n], v * 1.01);
         set_figure(&down, p->keys[n], v / 1.01);
-        double width = log(figure(&up, p->keys[n]) / figure(&down, p->keys[n]));
+        double width = v > 0 ? log(figure(&up, p->keys[n]) / figure(&down, p->keys[n])) : INFINITY;
         cedar_status st = errors_of(p, &up, more, &ignored, err);
         if (!st) st = errors_of(p, &down, less, &ignored, err);
         if (st) return st;

@@ -33,6 +33,11 @@ typedef struct calibration {
     uint32_t figure_count;
 } calibration;
 
+static const char *file_of(const char *path) {
+    const char *slash = strrchr(path, '/');
+    return slash ? slash + 1 : path;
+}
+
 /* --- what can be fitted to ---------------------------------------------------------------------------------------- */
 
 static int word_of(const char *word, const char *const *words, int count) {
@@ -230,12 +235,13 @@ static const char *doubt_of(const cedar_calibrate_figure *f) {
 }
 
 static void print_figures(const calibration *x) {
-    printf("%-22s%12s%12s  %s\n", "figure", x->base_name, "fitted", "a change of 1 % moves prices by (rms)");
+    printf("%-22s%12s%12s  %s\n", "figure", file_of(x->base_name), "fitted", "a change of 1 % moves prices by (rms)");
     for (uint32_t i = 0; i < x->figure_count; i++) {
         const cedar_calibrate_figure *f = &x->figures[i];
         printf("%-22s%12.4g%12.4g  %.3f %%%s\n", f->key->key, f->before, f->after, f->slope, doubt_of(f));
     }
-    printf("all other figures are those of %s, attention_efficiency and step_host_ns among them\n", x->base_name);
+    printf("all other figures are those of %s, attention_efficiency and step_host_ns among them\n",
+           file_of(x->base_name));
 }
 
 /* --- the description ---------------------------------------------------------------------------------------------- */
@@ -269,11 +275,6 @@ static void put_number(FILE *to, double v) {
         if (strtod(text, NULL) == v) break;
     }
     fputs(text, to);
-}
-
-static const char *file_of(const char *path) {
-    const char *slash = strrchr(path, '/');
-    return slash ? slash + 1 : path;
 }
 
 /* "run 2", "runs 1, 2, 3", or how many. */
@@ -375,6 +376,16 @@ static cedar_status write_description(const calibration *x, cedar_err *err) {
 
 /* --- the verb ----------------------------------------------------------------------------------------------------- */
 
+/* An error on no step at all would read as none. */
+static cedar_status check_held_out(const calibration *x, cedar_err *err) {
+    uint32_t n[CEDAR_CALIBRATE_USES];
+    count_uses(x, n);
+    if (n[CEDAR_CALIBRATE_HELD]) return CEDAR_OK;
+    return cedar_fail(err, CEDAR_E_ARG,
+                      "%s: no step is held out at --held-out %u/%u and --seed %llu; take a larger share", x->db,
+                      x->held, x->of, (unsigned long long)x->seed);
+}
+
 /* Before anything long is done. */
 static cedar_status check_output(calibration *x, cedar_err *err) {
     cedar_status st = name_description(x, err);
@@ -392,6 +403,7 @@ static cedar_status calibrate(calibration *x, cedar_err *err) {
     if (x->out)
         st = cedar_calibrate_fit(x->config, x->graphs, x->steps, x->step_count, &x->hw, x->figures, &x->figure_count,
                                  err);
+    if (!st && x->out) st = check_held_out(x, err);
     if (st) return st;
     print_steps(x);
     if (x->out) print_figures(x);

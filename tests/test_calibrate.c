@@ -300,6 +300,7 @@ static const struct { const char *change, *words, *says; } refusals[] = {
     { "UPDATE steps SET steps = 2 WHERE run_id = 1 AND step_id = 5", "", "several steps a row" },
     { "UPDATE requests SET decode_steps = decode_steps + 1 WHERE run_id = 3 AND request_id = 2", "",
       "request 2 of run 3 has" },
+    { "", "--held-out 1/1000 --run 3 --seed 3", "no step is held out" },
     { "", "--run 9", "has no run 9" },
     { "", "--held-out 4/4", "--held-out is 4/4" },
     { "", "--hardware nosuch", "hardware \"nosuch\" is not known" },
@@ -314,6 +315,22 @@ START_TEST(refusals_say_why) {
     ck_assert_int_ne(calibrate(words), 0);
     ck_assert_msg(strstr(said, refusals[_i].says), "%s", said);
     ck_assert_int_ne(access(in_dir("refused.lua"), F_OK), 0);
+}
+END_TEST
+
+/* A description that leaves launches out starts no logarithm at 0. */
+START_TEST(a_figure_of_zero_stays) {
+    char words[512], text[1024], *at;
+    cedar_hardware hw;
+    snprintf(text, sizeof text, "%s", truth);
+    at = strstr(text, " launch_ns = 1500");
+    memcpy(at, " launch_ns = 0000", 17);
+    write_file("zero.lua", text);
+    snprintf(words, sizeof words, "calibrate %s -o %s --hardware %s", in_dir("measured.db"), in_dir("y.lua"),
+             in_dir("zero.lua"));
+    ck_assert_msg(calibrate(words) == 0, "%s", said);
+    OK(cedar_hardware_load(in_dir("y.lua"), &hw, NULL, &failure));
+    ck_assert(hw.launch_ns == 0 && hw.memory_efficiency > 0.3 && hw.memory_efficiency < 0.45);
 }
 END_TEST
 
@@ -347,6 +364,7 @@ int main(void) {
     tcase_add_test(t, first_steps_of_a_shape_are_left_out);
     tcase_add_test(t, a_description_names_its_sources);
     tcase_add_loop_test(t, refusals_say_why, 0, sizeof refusals / sizeof *refusals);
+    tcase_add_test(t, a_figure_of_zero_stays);
     tcase_add_test(t, a_file_is_not_overwritten_by_accident);
     suite_add_tcase(s, t);
     SRunner *r = srunner_create(s);
