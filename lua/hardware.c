@@ -18,6 +18,7 @@ typedef struct reader {
     char text[FILE_BYTES_MAX];
     size_t bytes;
     cedar_hardware *out;
+    cedar_hardware_sources *sources;        /* may be NULL */
     cedar_err *err;
     cedar_status st;
 } reader;
@@ -64,6 +65,17 @@ static bool figure(lua_State *L, double *out) {
     return true;
 }
 
+/* Keeps the source of the figure at the top of the stack. */
+static void keep_source(lua_State *L, const reader *r, const cedar_hardware_key *k) {
+    if (!r->sources || !lua_istable(L, -1)) return;
+    size_t count;
+    ptrdiff_t at = k - cedar_hardware_keys(&count);
+    CEDAR_ASSERT(count <= CEDAR_HARDWARE_FIGURES_MAX);
+    lua_rawgeti(L, -1, 2);
+    snprintf(r->sources->text[at], CEDAR_HARDWARE_SOURCE_MAX, "%s", lua_tostring(L, -1));
+    lua_pop(L, 1);
+}
+
 /* One pair of the table: key at -2, value at -1. */
 static void read_pair(lua_State *L, reader *r) {
     if (lua_type(L, -2) != LUA_TSTRING) {
@@ -91,6 +103,7 @@ static void read_pair(lua_State *L, reader *r) {
         return;
     }
     memcpy((char *)r->out + k->offset, &v, sizeof v);
+    keep_source(L, r, k);
 }
 
 static int read_table(lua_State *L) {
@@ -141,13 +154,16 @@ static cedar_status all_there(const reader *r) {
     return CEDAR_OK;
 }
 
-cedar_status cedar_hardware_load(const char *path, cedar_hardware *out, cedar_err *err) {
+cedar_status cedar_hardware_load(const char *path, cedar_hardware *out, cedar_hardware_sources *sources,
+                                 cedar_err *err) {
     reader *r = cedar_calloc(1, sizeof *r);
     if (!r) return cedar_fail(err, CEDAR_E_OOM, "%s: no memory", path);
     cedar_hardware hw;
     set_defaults(&hw);
+    if (sources) memset(sources, 0, sizeof *sources);
     r->path = path;
     r->out = &hw;
+    r->sources = sources;
     r->err = err;
     cedar_status st = read_file(r);
     lua_State *L = st ? NULL : luaL_newstate();
@@ -165,14 +181,20 @@ cedar_status cedar_hardware_load(const char *path, cedar_hardware *out, cedar_er
     return st;
 }
 
-cedar_status cedar_hardware_find(const char *data_dir, const char *name, cedar_hardware *out, cedar_err *err) {
+cedar_status cedar_hardware_find_sources(const char *data_dir, const char *name, cedar_hardware *out,
+                                         cedar_hardware_sources *sources, cedar_err *err) {
     char path[4096];
     size_t n = strlen(name);
-    if (strchr(name, '/') || (n > 4 && strcmp(name + n - 4, ".lua") == 0)) return cedar_hardware_load(name, out, err);
+    if (strchr(name, '/') || (n > 4 && strcmp(name + n - 4, ".lua") == 0))
+        return cedar_hardware_load(name, out, sources, err);
     if (snprintf(path, sizeof path, "%s/scenarios/hardware/%s.lua", data_dir ? data_dir : ".", name) >=
         (int)sizeof path)
         return cedar_fail(err, CEDAR_E_ARG, "hardware \"%.64s\" has too long a path", name);
-    cedar_status st = cedar_hardware_load(path, out, err);
+    cedar_status st = cedar_hardware_load(path, out, sources, err);
     return st == CEDAR_E_IO ? cedar_fail(err, st, "hardware \"%.64s\" is not known: there is no %.200s", name, path)
                             : st;
+}
+
+cedar_status cedar_hardware_find(const char *data_dir, const char *name, cedar_hardware *out, cedar_err *err) {
+    return cedar_hardware_find_sources(data_dir, name, out, NULL, err);
 }

@@ -62,6 +62,37 @@ typedef struct cedar_stored {
 cedar_status cedar_stored_load(const char *path, cedar_stored **out, cedar_err *err) CEDAR_USE_RESULT;
 void cedar_stored_free(cedar_stored *s);
 
+/* --- logged steps, for `cedar calibrate` -------------------------------------------------------------------------- */
+
+typedef struct cedar_logged_step {
+    int64_t step_id, duration_ns;
+    uint32_t rows, decode_entries, prefill_entries, kept_rows, logits;
+    bool trimmed;
+    bool known;                 /* the sums below: false for steps with sequences that table requests lacks */
+    double context;             /* positions that the rows attend to (pos + 1 each), derived from table requests */
+    double kept_context;        /* of the rows that run behind the cut */
+} cedar_logged_step;
+
+typedef struct cedar_logged_run {
+    int64_t run_id;
+    char *label, *model;
+    char backend[16], arith[16], clock[16], replay[16], cut[16], graphs[16];
+    cedar_logged_step *steps;
+    uint32_t step_count;
+} cedar_logged_run;
+
+typedef struct cedar_logged {
+    char commit[64], started_at[32];
+    bool commit_dirty;
+    cedar_logged_run *runs;
+    uint32_t run_count;
+} cedar_logged;
+
+/* The steps of run `only`, or of all runs that had an engine (0). CEDAR_E_ARG: none, several engines, or several steps
+ * a row; CEDAR_E_FORMAT: tables that contradict each other. Owned by the caller. */
+cedar_status cedar_logged_load(const char *path, int64_t only, cedar_logged **out, cedar_err *err) CEDAR_USE_RESULT;
+void cedar_logged_free(cedar_logged *l);
+
 /* Reports. `width` is the terminal's width in columns for text, taken as 60 when smaller; `color` allows ANSI colours.
  * On failure part of a report may have been written. CSV is RFC 4180; NULL is an empty field, empty text is "". */
 cedar_status cedar_report_text(const char *path, FILE *to, int width, bool color, cedar_err *err) CEDAR_USE_RESULT;

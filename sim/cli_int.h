@@ -26,6 +26,7 @@ int cedar_cli_report(int argc, char **argv);
 int cedar_cli_trace(int argc, char **argv);
 int cedar_cli_plan(int argc, char **argv);
 int cedar_cli_check_golden(int argc, char **argv);
+int cedar_cli_calibrate(int argc, char **argv);
 int cedar_cli_bench(int argc, char **argv);
 
 /* What `cedar bench` measures; argv[0] is the subject. */

@@ -19,6 +19,7 @@ const cedar_hardware_key *cedar_hardware_keys(size_t *count) {
         KEY(matmul_efficiency, 0.01, 1, 1, "share of matmul_flop_s that layers reach"),
         KEY(attention_efficiency, 0.01, 1, 1, "share of attention_flop_s that is reached"),
         KEY(indexer_efficiency, 0.01, 1, 1, "share of indexer_flop_s that is reached"),
+        KEY(overlap, 0.01, 1, 1, "share of the shorter of weight reads and matrix operations that hides in the longer"),
         KEY(kernels_per_layer, 0, 1000, NAN, "kernel launches of one layer"),
         KEY(launch_ns, 0, 1e6, NAN, "gap between two kernels of a graph, ns"),
         KEY(eager_launch_ns, 0, 1e6, NAN, "gap between two launches without a graph, ns"),
@@ -186,7 +187,8 @@ typedef struct group {
     const kind_price *kinds;
 } group;
 
-/* Weights are read once; per-row work adds up. */
+/* Weights are read once; per-row work adds up. Kernels that do one after the other, or begin and end with nothing to
+ * multiply, hide only a share of the shorter. */
 static void add_dense(const cedar_cost *k, const group *g, price *p) {
     const cedar_config *c = k->c;
     double layers = g->last - g->first, rows = g->rows->rows;
@@ -200,7 +202,7 @@ static void add_dense(const cedar_cost *k, const group *g, price *p) {
            matmul_ns = flop / k->matmul_rate * 1e9;
     p->weights_ns += weights_ns;
     p->matmul_ns += matmul_ns;
-    p->dense_ns += larger(weights_ns, matmul_ns);
+    p->dense_ns += larger(weights_ns, matmul_ns) + (1 - k->hw.overlap) * smaller(weights_ns, matmul_ns);
     p->bytes += bytes;
     p->flop += flop;
 }

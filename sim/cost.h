@@ -1,9 +1,9 @@
 /* The cost model: what a step plan takes on described hardware, in whole nanoseconds, without any numerics.
  *
  * The price of a step: for each group of layers the larger of weight bytes over bandwidth and matrix operations over
- * rate; the like for attention and for index scores of each layer; then the head, launches, all-reduces, and the host's
- * work. Nothing else overlaps. It is a model (docs/METHOD.md "Modelled time"): figures made with it are marked
- * "modelled" wherever they appear.
+ * rate, and what of the smaller does not hide in it (`overlap`); the larger of the two for attention and for index
+ * scores of each layer; then the head, launches, all-reduces, and the host's work. Nothing else overlaps. It is a
+ * model (docs/METHOD.md "Modelled time"): figures made with it are marked "modelled" wherever they appear.
  * Determinism: +, -, *, / and comparisons of doubles only, rounded once: the same integer on every machine.
  * Threads: pure functions. Allocation: none. */
 #ifndef CEDAR_SIM_COST_H
@@ -22,6 +22,7 @@ typedef struct cedar_hardware {
     double indexer_flop_s;          /* index scores */
     double memory_efficiency;       /* share of copy_bytes_s that weight and cache reads reach */
     double matmul_efficiency, attention_efficiency, indexer_efficiency;
+    double overlap;                 /* share of the shorter of weight reads and matrix operations that costs nothing */
     double kernels_per_layer;       /* launches of one layer */
     double launch_ns;               /* between two kernels of a graph */
     double eager_launch_ns;         /* between two launches without a graph */

@@ -119,6 +119,28 @@ static const cedar_verb verbs[] = {
       "  cedar bench sim --repeat 9\n"
       "  cedar bench gpu --row decode_b1 --row linear\n",
       cedar_cli_bench },
+    { "calibrate", "fit a hardware description to the steps that a GPU run logged",
+      "usage: cedar calibrate RUN.db -o NAME.lua [--hardware NAME] [--device TEXT] [--held-out 1/4] [--seed N]\n"
+      "                       [--run N] [--replace]\n"
+      "       cedar calibrate RUN.db [--hardware NAME] [--run N]\n"
+      "\n"
+      "Fits efficiencies of the cost model to measured steps and writes a description for hardware=... of modelled\n"
+      "runs; prints mean and worst error on the fitted and on the held-out steps, by kind of step. The model, the\n"
+      "arithmetic and the graphs must be the same in all runs; a GPU must have run them (docs/METHOD.md).\n"
+      "Without -o nothing is fitted: the description of --hardware is compared with the steps.\n"
+      "\n"
+      "  -o, --output FILE    the description; its name without .lua is the name of the hardware\n"
+      "      --hardware NAME  where all other figures, and the fit, start from (default h200)\n"
+      "      --device TEXT    which device it was: the database does not name it, the description should\n"
+      "      --held-out A/B   share of the steps that is only predicted (default 1/4)\n"
+      "      --seed N         of the stream that chooses them (default 1)\n"
+      "      --run N          one run of the database alone (default: all)\n"
+      "  -r, --replace        overwrite a description that is there\n"
+      "\n"
+      "example:\n"
+      "  cedar calibrate h200-agentx.db -o scenarios/hardware/h200-cedar.lua --device \"NVIDIA H200\"\n"
+      "  cedar calibrate other.db --hardware h200-cedar\n",
+      cedar_cli_calibrate },
     { "help", "how to use a verb",
       "usage: cedar help [VERB]\n"
       "\n"

@@ -30,6 +30,7 @@ static cedar_hardware roofline(void) {
                          .matmul_efficiency = 1,
                          .attention_efficiency = 1,
                          .indexer_efficiency = 1,
+                         .overlap = 1,
                          .kernels_per_layer = 0,
                          .link_bytes_s = 1e12,
                          .host_link_bytes_s = 1e11 };
@@ -189,6 +190,29 @@ START_TEST(a_memo_changes_no_price) {
 }
 END_TEST
 
+/* 2,048 rows are bound by operations in every group of layers: what does not overlap is a share of all weight reads.
+ * One row is bound by those: there it is a share of the operations. */
+START_TEST(what_does_not_overlap_is_paid) {
+    cedar_config c = shape("flash-e32");
+    const uint32_t rows[] = { 2048, 1 };
+    for (int i = 0; i < 2; i++) {
+        cedar_hardware h = roofline();
+        h.matmul_flop_s = 790e12;
+        cedar_cost whole = cost_of(&c, &h, CEDAR_GRAPHS_SPLIT);
+        h.overlap = 0.25;
+        cedar_cost part = cost_of(&c, &h, CEDAR_GRAPHS_SPLIT);
+        cedar_plan_entry e = { .kind = CEDAR_ROWS_PREFILL, .rows = rows[i], .kept = rows[i], .logits = 1 };
+        cedar_step_plan p = { .entry_count = 1, .entries = &e };
+        cedar_cost_parts parts;
+        cedar_plan_total(&p);
+        int64_t more = cedar_cost_step_ns(&part, &p, NULL) - cedar_cost_step_ns(&whole, &p, &parts);
+        double shorter = (double)(i ? parts.matmul_ns : parts.weights_ns);
+        ck_assert_double_gt(shorter, 1e3);
+        ck_assert_double_le(fabs((double)more - 0.75 * shorter), 2);
+    }
+}
+END_TEST
+
 START_TEST(hardware_is_checked) {
     cedar_config c = shape("tiny");
     cedar_hardware h = roofline();
@@ -214,6 +238,7 @@ int main(void) {
     tcase_add_test(t, decoder_replay_gain);
     tcase_add_test(t, prices_grow);
     tcase_add_test(t, a_memo_changes_no_price);
+    tcase_add_test(t, what_does_not_overlap_is_paid);
     tcase_add_test(t, hardware_is_checked);
     suite_add_tcase(s, t);
     SRunner *r = srunner_create(s);

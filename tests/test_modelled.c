@@ -419,7 +419,7 @@ static cedar_status load(const char *text, cedar_hardware *hw, cedar_err *err) {
     ck_assert_int_eq(write(fd, text, strlen(text)), (ssize_t)strlen(text));
     close(fd);
     int64_t live = cedar_mem_live();
-    cedar_status st = cedar_hardware_load(path, hw, err);
+    cedar_status st = cedar_hardware_load(path, hw, NULL, err);
     ck_assert_int_eq(cedar_mem_live(), live);
     unlink(path);
     return st;
@@ -456,7 +456,7 @@ START_TEST(good_descriptions_load) {
     OK(load("return { name = 'x', " ALL ", step_host_ns = { 970, 'measured' } }", &hw, &failure));
     ck_assert_str_eq(hw.name, "x");
     ck_assert_double_eq(hw.step_host_ns, 970);
-    static const char *const shipped[] = { "h200", "gb300-tp4" };
+    static const char *const shipped[] = { "h200", "h200-cedar", "gb300-tp4" };
     for (size_t i = 0; i < sizeof shipped / sizeof *shipped; i++) {
         OK(cedar_hardware_find(".", shipped[i], &hw, &failure));
         ck_assert_str_eq(hw.name, shipped[i]);
