@@ -57,7 +57,7 @@ cedar_status cedar_audit_docs_traces(const cedar_audit_opts *o, const cedar_corp
                                      cedar_err *err) {
     cedar_prompt_rules rules = { .vocab = c->vocab, .length_num = length_num, .length_den = length_den };
     cedar_run_special_ids(c, &rules);
-    uint32_t limit = o->context_max ? o->context_max : (uint32_t)c->positions_max,
+    uint32_t limit = cedar_audit_context(o, c),
              count = corpus->trace_count < o->docs ? corpus->trace_count : o->docs;
     cedar_prompts *p = NULL;
     cedar_audit_docs *d = NULL;
