@@ -311,21 +311,22 @@ static bool parse_count(const char *text, uint64_t most, uint64_t *out) {
     return *text >= '0' && *text <= '9' && !*end && n >= 1 && n <= most;
 }
 
-static bool read_options(int argc, char **argv, bench *b) {
+static int read_options(int argc, char **argv, bench *b) {
     static const struct option options[] = { { "requests", required_argument, NULL, 'n' },
                                              { "repeat", required_argument, NULL, 'r' },
                                              { "lanes", required_argument, NULL, 'l' },
                                              { "csv", no_argument, NULL, 'c' },
                                              { NULL, 0, NULL, 0 } };
-    bool ok = true;
-    for (int c; ok && (c = getopt_long(argc, argv, "c", options, NULL)) != -1;) {
-        if (c == 'n') ok = parse_count(optarg, 1000000000, &b->requests);
-        else if (c == 'r') ok = parse_count(optarg, REPEAT_MAX, &b->repeat);
-        else if (c == 'l') ok = parse_count(optarg, 4096, &b->lanes);
-        else if (c == 'c') b->csv = true;
-        else ok = false;
+    for (int c, at; (c = getopt_long(argc, argv, "c", options, &at)) != -1;) {
+        uint64_t *count = c == 'n' ? &b->requests : c == 'r' ? &b->repeat : c == 'l' ? &b->lanes : NULL,
+                 most = c == 'n' ? 1000000000 : c == 'r' ? REPEAT_MAX : 4096;
+        if (c == 'c') b->csv = true;
+        else if (!count) return cedar_cli_usage("bench", "an option of sim is wrong");
+        else if (!parse_count(optarg, most, count))
+            return cedar_cli_usage("bench", "--%s %s is not a number from 1 to %" PRIu64, options[at].name, optarg,
+                                   most);
     }
-    return ok && optind == argc;
+    return optind == argc ? CEDAR_EXIT_OK : cedar_cli_usage("bench", "\"%s\" is too much", argv[optind]);
 }
 
 static cedar_status make_folder(bench *b, cedar_err *err) {
@@ -344,9 +345,10 @@ int cedar_cli_bench_sim(int argc, char **argv) {
     b->requests = 200000;
     b->repeat = 5;
     b->lanes = 128;
-    if (!read_options(argc, argv, b)) {
+    int wrong = read_options(argc, argv, b);
+    if (wrong) {
         cedar_free(b);
-        return cedar_cli_usage("bench", "an option of sim is wrong");
+        return wrong;
     }
     cedar_cli_data_dir(b->data_dir, sizeof b->data_dir);
     cedar_cli_catch_signals();

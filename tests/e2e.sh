@@ -298,7 +298,8 @@ kills() {
 benches() {
     exits "bench without a subject" 1 'say what to measure' "$cedar" bench
     exits "bench of something unknown" 1 'do you mean "sim"' "$cedar" bench sin
-    exits "bench with a wrong number" 1 'an option of sim is wrong' "$cedar" bench sim --repeat 0
+    exits "bench with a wrong number" 1 'repeat 0 is not a number from 1 to 99' "$cedar" bench sim --repeat 0
+    exits "bench with a wrong word" 1 '"fast" is too much' "$cedar" bench sim fast
     mkdir -p "$out/tmp"
     TMPDIR="$out/tmp" "$cedar" bench sim --requests 3000 --repeat 2 --lanes 16 --csv >"$out/bench.csv" 2>&1
     same "bench sim" $? 0
