@@ -71,6 +71,10 @@ cedar_status cedar_audit_docs_traces(const cedar_audit_opts *o, const cedar_corp
         if (d->docs[used].turn_count) used++;
         else if (!st) cedar_free(d->docs[used].turns), d->docs[used] = (cedar_audit_doc){ 0 };
     }
+    if (!st && !used)
+        st = cedar_fail(err, CEDAR_E_ARG, "traces %s: no root stream begins with a turn that fits into %u tokens, so "
+                        "there is no document to audit; make length_scale smaller%s", o->trace, limit,
+                        limit < (uint32_t)c->positions_max ? " or context_max larger" : "");
     if (!st) {
         d->count = used;
         st = cedar_audit_docs_check(d, err);

@@ -832,6 +832,8 @@ static const struct { const char *text, *message; } audit_mistakes[] = {
     { "audit{ drafts = 1 }", "t.lua:1: audit: drafts must be true or false, not a number" },
     { "audit{ pattern = 'wave' }",
       "t.lua:1: audit: pattern = \"wave\": must be one of random|run|copy|brackets|entity" },
+    { "audit{ label = 'a\\0b' }", "t.lua:1: audit: label holds a zero byte" },
+    { "audit{ arms = { 'both', 'a\\0b' } }", "t.lua:1: audit: arms holds a zero byte" },
     { "print(audit{}.arm)", "t.lua:1: unknown field \"arm\" of the result of an audit; did you mean \"arms\"?" },
     { "print(audit{}.arms.encoder.kl)", "t.lua:1: unknown field \"kl\" of an arm of an audit" } };
 
