@@ -37,7 +37,7 @@ static const struct kind {
 enum { KINDS = sizeof kinds / sizeof *kinds };
 
 static cedar_status unknown(const char *text, const char *word, const char *want, cedar_err *err) {
-    return cedar_fail(err, CEDAR_E_ARG, "arm \"%.60s\": \"%.40s\" is not known here; %s", text, word, want);
+    return cedar_fail(err, CEDAR_E_ARG, "arm \"%.60s\": \"%.40s\" does not fit here; %s", text, word, want);
 }
 
 static cedar_status parse_count(const char *text, const char *word, const char *value, uint32_t halo, uint32_t *out,
@@ -70,6 +70,16 @@ const char *audit_cut_name(cedar_cut cut) { return cut_names[cut]; }
 const char *audit_hits_name(cedar_hits hits) { return hit_names[hits]; }
 const char *audit_fault_name(cedar_fault fault) { return fault_names[fault]; }
 const char *audit_arith_name(cedar_arith arith) { return arith_names[arith]; }
+
+/* Adds a word to the label, whose words are separated by single spaces. A setting may be there once. */
+static cedar_status add_word(const char *text, const char *word, cedar_arm *arm, cedar_err *err) {
+    char key[sizeof arm->label + 2];
+    size_t at = strlen(arm->label);
+    snprintf(key, sizeof key, " %.*s=", (int)strcspn(word, "="), word);
+    if (strstr(arm->label, key)) return unknown(text, word, "the setting is there twice", err);
+    snprintf(arm->label + at, sizeof arm->label - at, "%s%s", at ? " " : "", word);
+    return CEDAR_OK;
+}
 
 /* One "key=value" of an arm. halo_keep is known when the cut is. */
 static cedar_status parse_word(const char *text, const char *word, const cedar_config *c, cedar_arm *arm,
@@ -139,13 +149,13 @@ cedar_status cedar_arm_parse(const char *text, const cedar_config *c, cedar_arm 
     cedar_arm arm = { .hits = k->hits, .fault = k->fault, .decoder = k->decoder, .rows = w, .keep = w, .arith = -1,
                       .wo_a_fp8 = strcmp(k->name, "wo_a") == 0 };
     bool keep_halo = false;
-    while ((word = strtok_r(NULL, " ", &save))) {
-        cedar_status st = parse_word(text, word, c, &arm, &keep_halo, err);
+    for (cedar_status st = add_word(text, k->name, &arm, err); (word = strtok_r(NULL, " ", &save));) {
+        if (!st) st = add_word(text, word, &arm, err);
+        if (!st) st = parse_word(text, word, c, &arm, &keep_halo, err);
         if (st) return st;
     }
     if (keep_halo) arm.keep = cedar_halo_decoder(c, arm.cut);
     if (arm.decoder && arm.keep == 0) return unknown(text, "keep=0", "at least one row is kept", err);
-    snprintf(arm.label, sizeof arm.label, "%s", text);
     snprintf(arm.what, sizeof arm.what, "%s", k->what);
     snprintf(arm.control, sizeof arm.control, "%s", control_of(&arm, c));
     *out = arm;

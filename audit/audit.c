@@ -190,10 +190,7 @@ static cedar_status run_block(audit *x, uint32_t from, uint32_t to, cedar_err *e
     if (x->inside) audit_inside_watch(x->inside, x->engine, from, true);
     cedar_status st = audit_track_feed(&x->exact.track, x->turn->tokens, to, (audit_feed){ .logits = x->p }, err);
     if (x->inside) audit_inside_stop(x->engine);
-    for (uint32_t i = 0; i < x->o->arm_count && !st; i++) {
-        if (x->host->stop && *x->host->stop) return cedar_fail(err, CEDAR_E_INTERRUPT, "the audit was interrupted");
-        st = run_lane(x, &x->lanes[i], from, to, err);
-    }
+    for (uint32_t i = 0; i < x->o->arm_count && !st; i++) st = run_lane(x, &x->lanes[i], from, to, err);
     return st ? st : report_rows(x, err);       /* the exact arm's rows make room for the next block */
 }
 
@@ -427,6 +424,20 @@ static uint32_t block_rows_of(const cedar_audit_opts *o, const cedar_config *c) 
     return rows ? (uint32_t)rows : 1;
 }
 
+/* Greedy continuations must end within the positions that the model has. */
+static cedar_status check_greedy(const audit *x, cedar_err *err) {
+    const cedar_audit_docs *d = x->host->docs;
+    uint32_t longest = 0;
+    for (uint32_t i = 0; i < d->count; i++)
+        for (uint32_t k = 0; k < d->docs[i].turn_count; k++)
+            if (d->docs[i].turns[k].prompt > longest) longest = d->docs[i].turns[k].prompt;
+    if (!x->o->greedy_tokens || (uint64_t)longest + x->o->greedy_tokens <= (uint64_t)x->c->positions_max)
+        return CEDAR_OK;
+    return cedar_fail(err, CEDAR_E_ARG,
+                      "greedy_tokens %u behind a prompt of %u tokens is more than the model's %d positions; make "
+                      "greedy_tokens or the documents smaller", x->o->greedy_tokens, longest, x->c->positions_max);
+}
+
 static cedar_engine_opts engine_options(const audit *x) {
     const cedar_audit_opts *o = x->o;
     uint32_t context = x->host->docs->longest + o->greedy_tokens + 1;
@@ -458,7 +469,7 @@ static cedar_status open_lane(audit *x, lane *l, const cedar_arm *arm, cedar_err
         if (st) return cedar_fail_in(err, st, "arm \"%s\"", arm->label);
         e = l->own;
     }
-    audit_track_init(&l->track, e, x->c, arm, x->o->step_tokens);
+    audit_track_init(&l->track, e, x->c, arm, x->o->step_tokens, x->host->stop);
     uint32_t docs = x->host->docs->count;
     l->carry = cedar_calloc((size_t)x->c->vocab, sizeof *l->carry);
     l->tally.doc = cedar_calloc(docs, sizeof *l->tally.doc);
@@ -488,12 +499,17 @@ static cedar_status open_all(audit *x, cedar_err *err) {
     x->threads = x->o->threads ? x->o->threads : (uint32_t)sysconf(_SC_NPROCESSORS_ONLN);
     x->lanes = cedar_calloc(x->o->arm_count, sizeof *x->lanes);
     if (!x->lanes) return cedar_fail(err, CEDAR_E_OOM, "no memory for %u arms", x->o->arm_count);
+    cedar_status st = check_greedy(x, err);
+    if (st) return st;
     x->engine_opts = engine_options(x);
-    cedar_status st = cedar_engine_open(x->host->model, &x->engine_opts, &x->engine, err);
+    st = cedar_engine_open(x->host->model, &x->engine_opts, &x->engine, err);
     if (!st) st = open_lane(x, &x->exact, &exact, err);
     for (uint32_t i = 0; i < x->o->arm_count && !st; i++) {
         cedar_arm arm;
         st = cedar_arm_parse(x->o->arms[i], x->c, &arm, err);
+        for (uint32_t k = 0; k < i && !st; k++)
+            if (strcmp(x->lanes[k].track.arm.label, arm.label) == 0)
+                st = cedar_fail(err, CEDAR_E_ARG, "arms: \"%s\" is there twice; name each arm once", arm.label);
         if (!st) st = open_lane(x, &x->lanes[i], &arm, err);
     }
     if (!st)
@@ -573,7 +589,8 @@ static cedar_status emit_stat(void *self, const cedar_audit_stat_row *row, cedar
     fold_real(x, row->value);
     fold_real(x, row->lo);
     fold_real(x, row->hi);
-    return emit(x, CEDAR_AUDIT_STAT, row, err);
+    cedar_status st = audit_stop_check(x->host->stop, err);     /* many resamples take long */
+    return st ? st : emit(x, CEDAR_AUDIT_STAT, row, err);
 }
 
 static cedar_status end_arm(audit *x, lane *l, cedar_audit_arm_result *out, cedar_err *err) {

@@ -98,6 +98,9 @@ typedef struct cedar_audit_docs {
     uint32_t block_count;
 } cedar_audit_docs;
 
+/* Where documents end at the latest: context_max, or what the model has. */
+uint32_t cedar_audit_context(const cedar_audit_opts *o, const cedar_config *c);
+
 /* Documents made from the seed by the options docs, turns, prompt, suffix, answer, pattern, ... */
 cedar_status cedar_audit_docs_make(const cedar_audit_opts *o, const cedar_config *c, cedar_audit_docs **out,
                                    cedar_err *err) CEDAR_USE_RESULT;

@@ -40,9 +40,14 @@ typedef struct audit_track {
     uint32_t depth, made;       /* provenance of the rows it adopted, and of those it computes (docs/METHOD.md) */
     uint32_t prompt;            /* T of the turn */
     audit_cost cost;            /* of the turn */
+    const volatile int *stop;   /* non-zero: no step is begun any more; may be NULL */
 } audit_track;
 
-void audit_track_init(audit_track *t, cedar_engine *e, const cedar_config *c, const cedar_arm *arm, uint32_t chunk);
+/* CEDAR_E_INTERRUPT when the user wants the audit to end. stop may be NULL. */
+cedar_status audit_stop_check(const volatile int *stop, cedar_err *err) CEDAR_USE_RESULT;
+
+void audit_track_init(audit_track *t, cedar_engine *e, const cedar_config *c, const cedar_arm *arm, uint32_t chunk,
+                      const volatile int *stop);
 
 /* Brings the arm's sequence to where turn k of the document must be fed from; clears the cost. */
 cedar_status audit_track_begin(audit_track *t, const cedar_audit_doc *doc, uint32_t k, cedar_err *err) CEDAR_USE_RESULT;

@@ -9,6 +9,7 @@
 #include "base/mem.h"
 #include "base/rng.h"
 
+static const uint64_t TURNS_MAX = 1 << 24;      /* of all documents together */
 enum { KEY_TOKENS = 4, VALUE_TOKENS = 4, ENTITY_TOKENS = 8, FIRST_TOKEN = 3, SPECIAL_TOKENS = 2 };
 
 /* --- storage ------------------------------------------------------------------------------------------------------ */
@@ -62,6 +63,11 @@ cedar_status cedar_audit_docs_check(cedar_audit_docs *d, cedar_err *err) {
             if (d->docs[i].turns[k].end > d->longest) d->longest = d->docs[i].turns[k].end;
         }
     return d->turns ? CEDAR_OK : cedar_fail(err, CEDAR_E_ARG, "there is no document to audit");
+}
+
+uint32_t cedar_audit_context(const cedar_audit_opts *o, const cedar_config *c) {
+    uint32_t most = (uint32_t)c->positions_max;
+    return o->context_max && o->context_max < most ? o->context_max : most;
 }
 
 /* --- tokens ------------------------------------------------------------------------------------------------------- */
@@ -192,7 +198,7 @@ static cedar_status fill(const cedar_audit_opts *o, const writer *w, cedar_audit
 static cedar_status make_doc(const cedar_audit_opts *o, const cedar_config *c, uint32_t i, cedar_audit_doc *d,
                              int32_t **blocks, cedar_err *err) {
     char name[32];
-    uint32_t limit = o->context_max ? o->context_max : (uint32_t)c->positions_max;
+    uint32_t limit = cedar_audit_context(o, c);
     snprintf(d->name, sizeof d->name, "%s-%u", o->pattern, i);
     snprintf(name, sizeof name, "audit/doc/%u", i);
     d->turn_count = 1 + (o->turns - 1) * o->repeats;
@@ -216,6 +222,10 @@ cedar_status cedar_audit_docs_make(const cedar_audit_opts *o, const cedar_config
     if (!o->prompts.count || !o->suffix.count || !o->answer.count || !o->hit_back.count)
         return cedar_fail(err, CEDAR_E_ARG, "prompts, suffix, answer and hit_back need at least one value each");
     if (c->vocab < 32) return cedar_fail(err, CEDAR_E_ARG, "a vocabulary of %d is too small to write with", c->vocab);
+    uint64_t turns = (uint64_t)o->docs * (1 + (uint64_t)(o->turns - 1) * o->repeats);
+    if (turns > TURNS_MAX)
+        return cedar_fail(err, CEDAR_E_ARG, "docs, turns and repeats make %llu turns, and at most %llu are audited",
+                          (unsigned long long)turns, (unsigned long long)TURNS_MAX);
     uint32_t blocks = 1 + (o->turns - 1) * (o->repeats - 1);
     cedar_audit_docs *d = NULL;
     cedar_status st = cedar_audit_docs_new(o->docs, o->docs * blocks, &d, err);

@@ -1,8 +1,14 @@
 /* One arm: how it comes to its windows at a hit, what it keeps for the next one, and its steps. */
 #include "audit/audit_int.h"
 
-void audit_track_init(audit_track *t, cedar_engine *e, const cedar_config *c, const cedar_arm *arm, uint32_t chunk) {
-    *t = (audit_track){ .engine = e, .c = c, .arm = *arm, .seq = -1, .chunk = arm->chunk ? arm->chunk : chunk };
+cedar_status audit_stop_check(const volatile int *stop, cedar_err *err) {
+    return stop && *stop ? cedar_fail(err, CEDAR_E_INTERRUPT, "the audit was interrupted") : CEDAR_OK;
+}
+
+void audit_track_init(audit_track *t, cedar_engine *e, const cedar_config *c, const cedar_arm *arm, uint32_t chunk,
+                      const volatile int *stop) {
+    *t = (audit_track){ .engine = e, .c = c, .arm = *arm, .seq = -1, .chunk = arm->chunk ? arm->chunk : chunk,
+                        .stop = stop };
     if (t->chunk > chunk) t->chunk = chunk;
     t->rules = (cedar_replay_rules){ .window = (uint32_t)c->window, .decoder = arm->decoder, .cut = arm->cut,
                                      .encoder = arm->hits == CEDAR_HITS_REPLAY, .encoder_rows = arm->rows,
@@ -66,7 +72,8 @@ static cedar_status step(audit_track *t, int32_t seq, const int32_t *tokens, uin
     cedar_step_plan plan = { .cut = t->arm.cut, .entry_count = 1, .entries = &entry };
     cedar_plan_total(&plan);
     cedar_step_out out = { .logits = how.logits, .argmax = how.argmax };
-    cedar_status st = cedar_seq_reserve(t->engine, seq, pos + rows, err);
+    cedar_status st = audit_stop_check(t->stop, err);
+    if (!st) st = cedar_seq_reserve(t->engine, seq, pos + rows, err);
     if (!st) st = cedar_engine_step(t->engine, &plan, &out, err);
     if (!st) count_step(t, &entry, how.prompt, out.duration_ns);
     return st;

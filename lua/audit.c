@@ -22,12 +22,20 @@ static const char *push_number(lua_State *L, const cedar_audit_option *k, int in
     return lua_pushstring(L, text);
 }
 
+static const char *push_text(lua_State *L, const cedar_audit_option *k, int index) {
+    size_t bytes;
+    const char *text = lua_tolstring(L, index, &bytes);
+    if (strlen(text) != bytes) script_fail(L, "audit: %s holds a zero byte", k->key);
+    lua_pushvalue(L, index);
+    return text;
+}
+
 /* Values of a list, joined by commas; one value counts as a list of one. */
 static const char *push_list(lua_State *L, const cedar_audit_option *k, int index) {
     bool texts = k->type == CEDAR_AUDIT_TEXTS;
     int want = texts ? LUA_TSTRING : LUA_TNUMBER;
     if (lua_type(L, index) == want) {
-        if (texts) lua_pushvalue(L, index);
+        if (texts) push_text(L, k, index);
         else push_number(L, k, index);
         return lua_tostring(L, -1);
     }
@@ -37,12 +45,10 @@ static const char *push_list(lua_State *L, const cedar_audit_option *k, int inde
     for (lua_Integer i = 1; i <= n; i++) {
         if (lua_rawgeti(L, index, i) != want)
             wrong_type(L, k, texts ? "a list of texts" : "a list of whole numbers", -1);
-        if (texts && strchr(lua_tostring(L, -1), ','))
+        if (texts && strchr(push_text(L, k, -1), ','))
             script_fail(L, "audit: %s: \"%.60s\" holds a comma", k->key, lua_tostring(L, -1));
-        if (!texts) {
-            push_number(L, k, -1);
-            lua_remove(L, -2);
-        }
+        if (!texts) push_number(L, k, -1);
+        lua_remove(L, -2);
         lua_pushfstring(L, "%s%s%s", lua_tostring(L, -2), i > 1 ? "," : "", lua_tostring(L, -1));
         lua_replace(L, -3);
         lua_pop(L, 1);
@@ -60,8 +66,7 @@ static const char *push_value(lua_State *L, const cedar_audit_option *k, int ind
         if (strcmp(k->key, "length_scale") == 0 || strcmp(k->key, "trace") == 0)    /* as runs take them */
             return values_push_option(L, "audit", values_find(k->key), index);
         if (lua_type(L, index) != LUA_TSTRING) wrong_type(L, k, "a text", index);
-        lua_pushvalue(L, index);
-        return lua_tostring(L, -1);
+        return push_text(L, k, index);
     case CEDAR_AUDIT_INTS: case CEDAR_AUDIT_TEXTS: return push_list(L, k, index);
     }
     return NULL;

@@ -91,9 +91,12 @@ static int ask_router(lua_State *L) {
     push_engines(L, q->engines, q->count);
     lua_call(L, 2, 1);
     lua_Integer n = lua_tointegerx(L, -1, &whole);
-    if (lua_type(L, -1) != LUA_TNUMBER || !whole)
+    if (lua_type(L, -1) != LUA_TNUMBER)
         return luaL_error(L, "a routing policy must return the number of an engine; it returned %s",
                           luaL_typename(L, -1));
+    if (!whole)
+        return luaL_error(L, "a routing policy must return a whole number, 1 to %d; it returned %f", (int)q->count,
+                          lua_tonumber(L, -1));
     if (n < 1 || n > (lua_Integer)q->count)
         return luaL_error(L, "a routing policy must return the number of an engine, 1 to %d; it returned %I",
                           (int)q->count, (LUAI_UACINT)n);

@@ -205,10 +205,17 @@ static int lib_stream(lua_State *L) {
 
 /* --- pcall, xpcall, setmetatable -------------------------------------------------------------------------------- */
 
+/* Behind a protected call: raises again what it must not catch, the error of a policy's limit among it. */
+static void check_caught(lua_State *L, int status) {
+    const script *s = script_of(L);
+    script_check_fatal(L);
+    if (status != LUA_OK && s->policy_end && s->instructions >= s->policy_end) lua_error(L);
+}
+
 static int lib_pcall(lua_State *L) {
     luaL_checkany(L, 1);
     int status = lua_pcall(L, lua_gettop(L) - 1, LUA_MULTRET, 0);
-    script_check_fatal(L);
+    check_caught(L, status);
     lua_pushboolean(L, status == LUA_OK);
     lua_insert(L, 1);
     return lua_gettop(L);
@@ -221,7 +228,7 @@ static int lib_xpcall(lua_State *L) {
     lua_pushvalue(L, 1);
     lua_insert(L, 3);
     int status = lua_pcall(L, lua_gettop(L) - 3, LUA_MULTRET, 0);
-    script_check_fatal(L);
+    check_caught(L, status);
     if (status == LUA_OK) {
         lua_pushboolean(L, 1);
         lua_replace(L, 2);

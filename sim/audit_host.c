@@ -57,7 +57,7 @@ cedar_status cedar_audit_docs_traces(const cedar_audit_opts *o, const cedar_corp
                                      cedar_err *err) {
     cedar_prompt_rules rules = { .vocab = c->vocab, .length_num = length_num, .length_den = length_den };
     cedar_run_special_ids(c, &rules);
-    uint32_t limit = o->context_max ? o->context_max : (uint32_t)c->positions_max,
+    uint32_t limit = cedar_audit_context(o, c),
              count = corpus->trace_count < o->docs ? corpus->trace_count : o->docs;
     cedar_prompts *p = NULL;
     cedar_audit_docs *d = NULL;
@@ -71,6 +71,10 @@ cedar_status cedar_audit_docs_traces(const cedar_audit_opts *o, const cedar_corp
         if (d->docs[used].turn_count) used++;
         else if (!st) cedar_free(d->docs[used].turns), d->docs[used] = (cedar_audit_doc){ 0 };
     }
+    if (!st && !used)
+        st = cedar_fail(err, CEDAR_E_ARG, "traces %s: no root stream begins with a turn that fits into %u tokens, so "
+                        "there is no document to audit; make length_scale smaller%s", o->trace, limit,
+                        limit < (uint32_t)c->positions_max ? " or context_max larger" : "");
     if (!st) {
         d->count = used;
         st = cedar_audit_docs_check(d, err);

@@ -18,6 +18,9 @@ static cedar_status refuse_early(const run *r, cedar_err *err) {
     if (*o->admission && !o->policy)
         return cedar_fail(err, CEDAR_E_ARG,
                           "admission = \"%.64s\" names a policy; give it as a function, in a scenario", o->admission);
+    if (o->routing == CEDAR_ROUTING_POLICY && cedar_run_backend(o) != CEDAR_BACKEND_NONE)
+        return cedar_fail(err, CEDAR_E_ARG, "routing: a function is asked only where engines are modelled and compute "
+                          "nothing; take clock = \"modelled\" and backend = \"none\"");
     if (o->routing == CEDAR_ROUTING_POLICY && !o->router)
         return cedar_fail(err, CEDAR_E_ARG, "routing = \"policy\" needs a function, which a scenario can give: "
                           "routing = function(request, engines) ... end");

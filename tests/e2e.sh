@@ -300,6 +300,7 @@ benches() {
     exits "bench of something unknown" 1 'do you mean "sim"' "$cedar" bench sin
     exits "bench with a wrong number" 1 'repeat is "0"; it must be a whole number from 1 to 99' \
         "$cedar" bench sim --repeat 0
+    exits "bench with a wrong word" 1 '"fast" is too much' "$cedar" bench sim fast
     mkdir -p "$out/tmp"
     TMPDIR="$out/tmp" "$cedar" bench sim --requests 3000 --repeat 2 --lanes 16 --csv >"$out/bench.csv" 2>&1
     same "bench sim" $? 0

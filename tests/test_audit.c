@@ -246,11 +246,14 @@ START_TEST(arms_are_read) {
     }
     OK(cedar_arm_parse("decoder keep=halo cut=inside_clip", &c, &a, &err));    /* whatever the order */
     ck_assert_uint_eq(a.keep, cedar_halo_decoder(&c, CEDAR_CUT_INSIDE_CLIP));
+    OK(cedar_arm_parse("  encoder   rows=8 ", &c, &a, &err));                  /* results are looked up by label */
+    ck_assert_str_eq(a.label, "encoder rows=8");
     static const struct { const char *text, *says; } wrong[] = {
         { "", "arms are exact" }, { "decode", "arms are exact" }, { "encoder keep=3", "settings are rows=" },
         { "encoder rows=x", "a number of rows, or halo" }, { "decoder keep=0", "at least one row" },
         { "decoder cut=before", "cut is after" }, { "encoder rows", "key=value" }, { "encoder chunk=0", "at least "
         "one" },
+        { "encoder rows=8 rows=9", "there twice" }, { "exact arith=bf16 arith=wide", "there twice" },
         { "exact hits=replay", "encoder or both" }, { "exact arith=f64", "wide, f32 or bf16" } };
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         ck_assert_int_eq(cedar_arm_parse(wrong[i].text, &c, &a, &err), CEDAR_E_ARG);
@@ -381,7 +384,7 @@ START_TEST(traces_become_documents) {
     cedar_audit_docs_free(d);
     OK(cedar_audit_set(o, "context_max", "100", &err));         /* not even one turn fits */
     ck_assert_int_eq(cedar_audit_docs_traces(o, corpus, &c, 1, 64, &d, &err), CEDAR_E_ARG);
-    ck_assert_ptr_nonnull(strstr(err.msg, "there is no document to audit"));
+    ck_assert_msg(strstr(err.msg, "fits into 100 tokens") && strstr(err.msg, "or context_max larger"), "%s", err.msg);
     cedar_corpus_free(corpus);
     free(o);
 }
@@ -408,6 +411,25 @@ START_TEST(options_are_checked) {
         ck_assert_str_eq(text, k[i].value_default);
         OK(cedar_audit_set(o, k[i].key, text, &err));
     }
+    free(o);
+}
+END_TEST
+
+/* Options that are right one by one and too much together; documents end where the model's positions do. */
+START_TEST(documents_have_limits) {
+    static const char *const many[] = { "docs", "100000", "turns", "10000", "repeats", "1000", NULL };
+    static const char *const few[] = { "docs", "1", "turns", "1", "prompts", "4090", "answer", "7", "context_max",
+                                       "8000", NULL };
+    cedar_config c = load_config("tiny");
+    cedar_audit_docs *d = NULL;
+    cedar_audit_opts *o = options(many);
+    ck_assert_int_eq(cedar_audit_docs_make(o, &c, &d, &err), CEDAR_E_ARG);
+    ck_assert_msg(strstr(err.msg, "make 999900100000 turns") != NULL, "%s", err.msg);
+    free(o);
+    o = options(few);
+    ck_assert_int_eq(c.positions_max, 4096);
+    ck_assert_int_eq(cedar_audit_docs_make(o, &c, &d, &err), CEDAR_E_ARG);
+    ck_assert_msg(strstr(err.msg, "the context ends at 4096") != NULL, "%s", err.msg);
     free(o);
 }
 END_TEST
@@ -451,6 +473,8 @@ typedef struct seen {
     bool holds[ARMS_MAX][LAYERS_MAX_HERE];
     uint32_t needles[ARMS_MAX], needles_same[ARMS_MAX];
     int fail_after;                                     /* rows until the observer fails; 0: never */
+    cedar_audit_kind stop_at;                           /* the first row of this kind asks for the end ... */
+    int stop;                                           /* ... here */
 } seen;
 
 static void at_most(double *x, double v) {
@@ -460,6 +484,7 @@ static void at_most(double *x, double v) {
 static cedar_status watch(void *self, cedar_audit_kind kind, const void *row, cedar_err *e) {
     seen *s = self;
     s->rows[kind]++;
+    if (s->stop_at && kind == s->stop_at) s->stop = 1;
     if (s->fail_after && --s->fail_after == 0) return cedar_fail(e, CEDAR_E_DB, "the disk is full");
     if (kind == CEDAR_AUDIT_POSITION) {
         const cedar_audit_position_row *p = row;
@@ -523,8 +548,10 @@ static void bench_free(bench *b) {
 static cedar_status play(bench *b, const cedar_audit_opts *o, const volatile int *stop) {
     cedar_audit_docs *d = NULL;
     int fail_after = b->s->fail_after;
+    cedar_audit_kind stop_at = b->s->stop_at;
     memset(b->s, 0, sizeof *b->s);
     b->s->fail_after = fail_after;
+    b->s->stop_at = stop_at;
     cedar_status st = cedar_audit_docs_make(o, cedar_model_config(b->model), &d, &err);
     const cedar_audit_observer observer = { b->s, watch };
     const cedar_audit_host host = { .observer = &observer, .model = b->model, .model_hash = "", .model_origin = "",
@@ -721,6 +748,8 @@ START_TEST(audits_end_when_they_must) {
     b.s->fail_after = 0;
     static const struct { const char *key, *value, *says; cedar_status st; } wrong[] = {
         { "arms", "encoder rows=1,enc", "arms are exact", CEDAR_E_ARG },
+        { "arms", "encoder rows=8,both,encoder  rows=8", "is there twice", CEDAR_E_ARG },
+        { "greedy_tokens", "4096", "the model's 4096 positions", CEDAR_E_ARG },
         { "layers", "8", "none of the model's layers 0 to 7", CEDAR_E_ARG },
         { "backend", "cuda", "not in this build", CEDAR_E_UNSUPPORTED } };
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
@@ -730,6 +759,27 @@ START_TEST(audits_end_when_they_must) {
         if (st == CEDAR_OK && strcmp(wrong[i].key, "backend") == 0) continue;   /* a build with a GPU */
         ck_assert_msg(st == wrong[i].st || st == CEDAR_E_CUDA || st == CEDAR_E_ARG, "%s: %s", wrong[i].key, err.msg);
         if (st == wrong[i].st) ck_assert_msg(strstr(err.msg, wrong[i].says) != NULL, "%s", err.msg);
+    }
+    free(o);
+    bench_free(&b);
+}
+END_TEST
+
+/* Wherever the user's wish comes: no further draft, turn or statistic. */
+START_TEST(audits_stop_at_once) {
+    static const char *const words[] = { "backend", "cpu", "docs", "2", "turns", "2", "prompts", "20", "suffix", "4",
+                                         "answer", "4", "arms", "encoder,stored", "greedy_tokens", "60",
+                                         "greedy_turns", "all", "drafts", "true", "resamples", "10", NULL };
+    static const cedar_audit_kind kinds[] = { CEDAR_AUDIT_ARM, CEDAR_AUDIT_DRAFT, CEDAR_AUDIT_GREEDY,
+                                              CEDAR_AUDIT_STAT };
+    bench b = bench_new(models[0]);
+    cedar_audit_opts *o = options(words);
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
+        b.s->stop_at = kinds[i];
+        ck_assert_int_eq(play(&b, o, &b.s->stop), CEDAR_E_INTERRUPT);
+        ck_assert_str_eq(b.r->status, "interrupted");
+        ck_assert_uint_eq(b.s->rows[kinds[i]], kinds[i] == CEDAR_AUDIT_ARM ? 2 : 1);
+        ck_assert_uint_eq(b.s->rows[CEDAR_AUDIT_END], 1);
     }
     free(o);
     bench_free(&b);
@@ -1018,6 +1068,7 @@ static Suite *suite(void) {
     tcase_add_test(t, documents_are_turns_of_one_text);
     tcase_add_test(t, traces_become_documents);
     tcase_add_test(t, options_are_checked);
+    tcase_add_test(t, documents_have_limits);
     tcase_add_test(t, options_are_documented);
     suite_add_tcase(s, t);
     t = tcase_create("audits");
@@ -1026,11 +1077,15 @@ static Suite *suite(void) {
     tcase_add_loop_test(t, fronts_are_where_theory_puts_them, 0, 2);
     tcase_add_test(t, results_repeat);
     tcase_add_test(t, auditing_is_cheap);
-    tcase_add_test(t, audits_end_when_they_must);
     tcase_add_test(t, audits_survive_any_failed_allocation);
     tcase_add_test(t, branches_and_early_hits);
     tcase_add_test(t, numbers_agree_with_the_engine);
     tcase_add_test(t, needles_sum_their_positions);
+    suite_add_tcase(s, t);
+    t = tcase_create("ends");
+    tcase_set_timeout(t, 300);
+    tcase_add_test(t, audits_end_when_they_must);
+    tcase_add_test(t, audits_stop_at_once);
     suite_add_tcase(s, t);
     return s;
 }

@@ -696,14 +696,18 @@ static const struct { const char *text, *message; } policy_mistakes[] = {
       "t.lua:1: run: routing policy, request 1: a routing policy must return the number of an engine; it returned "
       "nil" },
     { "run{ trace = 'a', routing = function() return 1.5 end }",
-      "t.lua:1: run: routing policy, request 1: a routing policy must return the number of an engine; it returned "
-      "number" },
+      "t.lua:1: run: routing policy, request 1: a routing policy must return a whole number, 1 to 3; it returned "
+      "1.5" },
     { "run{ trace = 'a', routing = function(r) return r.turn + 1 + #'ab' end }",
       "t.lua:1: run: routing policy, request 2: a routing policy must return the number of an engine, 1 to 3; it "
       "returned 4" },
     { "run{ trace = 'a', routing = function(r, e) return e[1].load end }",
       "t.lua:1: run: routing policy, request 1: t.lua:1: unknown field \"load\" of an engine" },
     { "run{ trace = 'a', routing = function() while true do end end }",
+      "t.lua:1: run: routing policy, request 1: the policy ran more than 100000 instructions for one request" },
+    { "run{ trace = 'a', routing = function() while true do pcall(function() while true do end end) end end }",
+      "t.lua:1: run: routing policy, request 1: the policy ran more than 100000 instructions for one request" },
+    { "run{ trace = 'a', routing = function() xpcall(function() while true do end end, print) return 1 end }",
       "t.lua:1: run: routing policy, request 1: the policy ran more than 100000 instructions for one request" },
 };
 
@@ -827,6 +831,8 @@ static const struct { const char *text, *message; } audit_mistakes[] = {
     { "audit{ drafts = 1 }", "t.lua:1: audit: drafts must be true or false, not a number" },
     { "audit{ pattern = 'wave' }",
       "t.lua:1: audit: pattern = \"wave\": must be one of random|run|copy|brackets|entity" },
+    { "audit{ label = 'a\\0b' }", "t.lua:1: audit: label holds a zero byte" },
+    { "audit{ arms = { 'both', 'a\\0b' } }", "t.lua:1: audit: arms holds a zero byte" },
     { "print(audit{}.arm)", "t.lua:1: unknown field \"arm\" of the result of an audit; did you mean \"arms\"?" },
     { "print(audit{}.arms.encoder.kl)", "t.lua:1: unknown field \"kl\" of an arm of an audit" } };
 

@@ -87,6 +87,8 @@ static const struct { const char *settings; bool knows; const char *says;
       "engines = 2: a run has several engines only when they are modelled and compute nothing" },
     { "engines=2", true, "take clock = \"modelled\" and backend = \"none\"" },
     { "steps_per_row=8", true, "steps_per_row = 8: steps are summed up only where they are modelled" },
+    { "routing=policy", true, "routing: a function is asked only where engines are modelled" },
+    { "clock=modelled hardware=h200 backend=cpu routing=policy", true, "a function is asked only where engines" },
     { "clock=modelled hardware=h200 routing=policy", true, "routing = \"policy\" needs a function" },
 };
 
