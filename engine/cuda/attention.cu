@@ -6,8 +6,12 @@ template <class A> static __device__ const typename A::real *table_of(const dev 
 }
 
 template <class A>
-static __device__ void rotate_tail(typename A::real *tail, const typename A::real *t, int pair, int sign) {
-    rotate<A>(tail[2 * pair], tail[2 * pair + 1], t[2 * pair], sign < 0 ? -t[2 * pair + 1] : t[2 * pair + 1]);
+static __device__ void rotate(typename A::real *tail, const typename A::real *t, int pair, int sign) {
+    typedef typename A::real real;
+    real a = tail[2 * pair], b = tail[2 * pair + 1], co = t[2 * pair],
+         si = sign < 0 ? -t[2 * pair + 1] : t[2 * pair + 1];
+    tail[2 * pair] = A::rb(a * co - b * si);
+    tail[2 * pair + 1] = A::rb(a * si + b * co);
 }
 
 template <class A> static __global__ void rope_kernel(dev d, void *q, int heads, int width, int kind, int sign) {
@@ -17,13 +21,13 @@ template <class A> static __global__ void rope_kernel(dev d, void *q, int heads,
     int pairs = d.rope / 2;
     for (int i = blockIdx.y * blockDim.x + threadIdx.x; i < heads * pairs; i += gridDim.y * blockDim.x) {
         real *tail = (real *)q + ((uint64_t)blockIdx.x * heads + i / pairs) * width + width - d.rope;
-        rotate_tail<A>(tail, t, i % pairs, sign);
+        rotate<A>(tail, t, i % pairs, sign);
     }
 }
 
 template <class A>
 void launch_rope_heads(const dev &d, uint32_t n, void *q, int heads, int width, int kind, int sign, cudaStream_t s) {
-    rope_kernel<A><<<dim3(n, ceil_div(heads * d.rope / 2, 128)), 128, 0, s>>>(d, q, heads, width, kind, sign);
+    rope_kernel<A><<<dim3(n, (unsigned)(heads * d.rope / 2 + 127) / 128), 128, 0, s>>>(d, q, heads, width, kind, sign);
 }
 
 template <class A> static __global__ void window_kernel(dev d, dev_weight gain, void *kv_in, int kind) {
@@ -37,7 +41,7 @@ template <class A> static __global__ void window_kernel(dev d, dev_weight gain, 
     for (int k = threadIdx.x; k < d.head_dim; k += blockDim.x) kv[k] = A::rb((real)weight_at(gain, 0, k) * (kv[k] * r));
     __syncthreads();
     for (int i = threadIdx.x; i < d.rope / 2; i += blockDim.x)
-        rotate_tail<A>(kv + d.head_dim - d.rope, table_of<A>(d, kind, row), i, 1);
+        rotate<A>(kv + d.head_dim - d.rope, table_of<A>(d, kind, row), i, 1);
     __syncthreads();
     uint8_t *record = d.window_rows + (uint64_t)row * d.l->ring_row_bytes;
     for (int k = threadIdx.x; k < d.head_dim; k += blockDim.x) {

@@ -1,8 +1,8 @@
 /* The CUDA backend: owns device memory (weights as stored, page pool, rings, workspace), all taken in open, and runs
- * step plans as a list of launches, on one stream and side streams that it waits for, with one wait of the host at the
- * end. Launches of a step are captured as a graph, which later steps of the same key use again.
+ * step plans as a list of launches on one stream with one wait at the end.
  *
  * Arithmetics: wide and f32 validate indexing, plans and caches against the golden vectors; bf16 is the one to run. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <type_traits>
@@ -12,6 +12,11 @@
 
 extern "C" {
 #include "base/mem.h"
+}
+
+static cedar_status check(cudaError_t e, const char *what, cedar_err *err) {
+    if (e == cudaSuccess) return CEDAR_OK;
+    return cedar_fail(err, CEDAR_E_CUDA, "CUDA: %s failed: %s", what, cudaGetErrorString(e));
 }
 
 /* One device allocation, carved twice: first to count, then for real. */
@@ -26,9 +31,7 @@ struct carver {
     }
 };
 
-/* Work buffers; rows of a step by place in the list unless said otherwise. Behind void pointers are reals. In the bf16
- * arithmetic u, moe.a, moe.b and moe.out hold bf16, and so does q where whole rows attend; y, xc, xqc, features_q and
- * moe.aq are empty. */
+/* Work buffers; rows of a step by place in the list unless said otherwise. Reals, if no type is given. */
 struct work {
     void *qr, *q, *kv, *iq, *ig, *u, *att, *y, *xc, *xqc, *e, *ekv, *features_q, *main_x, *head, *extra, *row_y, *row_e,
         *latents;
@@ -46,7 +49,7 @@ struct work {
     attention_work attention;
 };
 
-/* Rows worked on at once where a row needs much room. */
+/* rows worked on at once where a row needs much room */
 enum { SCORE_BATCH = 128, ATTENTION_BATCH = 528, MOE_BATCH = 2048, HEAD_BATCH = 64 };
 
 /* Inputs of a step, in pinned memory. */
@@ -71,8 +74,7 @@ struct graph_slot {
 
 enum { GRAPHS_MAX = 64 };
 
-/* Side streams, for work that the main stream needs only later: mHC coefficients; window rows, global rows and lists of
- * keys, then what the step leaves in the rings; the shared expert. */
+/* Work that the main stream waits for later only: mHC coefficients; window rows and global rows; the shared expert. */
 enum { SIDE_HC, SIDE_KV, SIDE_SHARED, SIDES };
 
 struct cuda_backend {
@@ -115,7 +117,7 @@ static void carve_state(carver &m, dev &d, const cedar_engine_opts &o, const ced
 }
 
 static void carve_rows(carver &m, dev &d, const cedar_config *c, const cedar_engine_opts &o, const cedar_layout &l) {
-    uint64_t r = d.row_max, b = d.real_bytes, n = c->hc, dm = c->hidden, plain = o.arith == CEDAR_BF16 ? 0 : r;
+    uint64_t r = d.row_max, b = d.real_bytes, n = c->hc, dm = c->hidden;
     d.entries = (dev_entry *)m.take(o.step_seqs, sizeof(dev_entry));
     d.row_token = (int32_t *)m.take(r, 4);
     d.row_entry = (int32_t *)m.take(r, 4);
@@ -128,8 +130,8 @@ static void carve_rows(carver &m, dev &d, const cedar_config *c, const cedar_eng
     d.comb = m.take(r * n * n, b);
     d.mixes = m.take(r * (2 + n) * n, b);
     d.hc_partial = (double *)m.take(r * HC_SPLITS * ((2 + n) * n + 1), sizeof(double));
-    d.x = m.take(plain * dm, b);
-    d.xq = m.take(plain * dm, b);
+    d.x = m.take(r * dm, b);
+    d.xq = m.take(r * dm, b);
     d.table = m.take(2 * r * c->rope_dim, b);
     d.window_rows = (uint8_t *)m.take(r, l.ring_row_bytes);
     d.comp = m.take(r * 2 * c->head_dim, b);
@@ -176,21 +178,19 @@ static void carve_tensor(carver &m, work &w, const cedar_config *c, uint64_t r) 
 static void carve_work(carver &m, work &w, const cedar_config *c, const cedar_engine_opts &o, uint64_t r, uint64_t b) {
     uint64_t dm = c->hidden, hd = (uint64_t)c->heads * c->head_dim, experts = max_u64(c->experts, c->draft_experts);
     uint64_t k = max_u64(c->experts_per_token, c->draft_experts_per_token), block = max_u64(1, c->draft_block);
-    /* rows of what plain linear layers alone read; bytes of what those of bf16 leave as bf16 */
-    uint64_t plain = o.arith == CEDAR_BF16 ? 0 : r, narrow = o.arith == CEDAR_BF16 ? 2 : b;
     w.qr = m.take(r * c->q_lora, b);
     w.q = m.take(r * hd, b);
     w.kv = m.take(r * c->head_dim, b);
     w.iq = m.take(r * c->index_heads * c->index_dim, b);
     w.ig = m.take(r * c->index_heads, b);
-    w.u = m.take(r * c->o_groups * c->o_lora, narrow);
+    w.u = m.take(r * c->o_groups * c->o_lora, b);
     w.att = m.take(r * dm, b);
-    w.y = m.take(plain * dm, b);
-    w.xc = m.take(plain * dm, b);
-    w.xqc = m.take(plain * dm, b);
+    w.y = m.take(r * dm, b);
+    w.xc = m.take(r * dm, b);
+    w.xqc = m.take(r * dm, b);
     w.e = m.take(r * c->engram_rows_per_token * c->engram_dim, b);
     w.ekv = m.take(r * (c->hc + 1) * dm, b);
-    w.features_q = m.take(plain * c->target_count * dm, b);
+    w.features_q = m.take(r * c->target_count * dm, b);
     w.main_x = m.take(r * dm, b);
     w.head = m.take((uint64_t)HEAD_BATCH * c->vocab, b);
     w.extra = m.take(c->vocab, b);
@@ -201,10 +201,10 @@ static void carve_work(carver &m, work &w, const cedar_config *c, const cedar_en
     w.moe.ids = (int32_t *)m.take(r * k, 4);
     w.moe.weight = m.take(r * k, b);
     uint64_t batch = r < MOE_BATCH ? r : MOE_BATCH;
-    w.moe.a = m.take(batch * (k + 1) * c->moe_dim, narrow);
-    w.moe.b = m.take(batch * (k + 1) * c->moe_dim, narrow);
-    w.moe.aq = m.take((plain ? batch : 0) * (k + 1) * c->moe_dim, b);
-    w.moe.out = m.take(batch * (k + 1) * dm, narrow);
+    w.moe.a = m.take(batch * (k + 1) * c->moe_dim, b);
+    w.moe.b = m.take(batch * (k + 1) * c->moe_dim, b);
+    w.moe.aq = m.take(batch * (k + 1) * c->moe_dim, b);
+    w.moe.out = m.take(batch * (k + 1) * dm, b);
     w.argmax = (int32_t *)m.take(r, 4);
     w.draft_ids = (int32_t *)m.take(block, 4);
     w.logits = (float *)m.take(max_u64(r, block) * c->vocab, 4);
@@ -233,10 +233,11 @@ static void carve_staging(carver &m, staging &h, const cedar_engine_opts &o, uin
 static void sizes_of(dev &d, const cedar_config *c, const cedar_engine_opts &o) {
     memset(&d, 0, sizeof d);
     d.hidden = c->hidden; d.hc = c->hc; d.head_dim = c->head_dim; d.heads = c->heads; d.rope = c->rope_dim;
-    d.window = c->window; d.index_heads = c->index_heads; d.index_dim = c->index_dim; d.topk = c->index_topk;
+    d.window = c->window; d.q_lora = c->q_lora; d.index_heads = c->index_heads; d.index_dim = c->index_dim;
+    d.topk = c->index_topk; d.cut = c->cut; d.layers = c->layers;
     d.candidate_blocks = c->candidate_source >= 0 ? c->candidate_blocks : 0;
     d.candidate_block = c->candidate_block; d.context = (int32_t)o.context_tokens; d.hc_iters = c->hc_iters;
-    d.engram_heads = c->engram_heads; d.engram_rows = c->engram_rows_per_token;
+    d.ngram = c->ngram; d.engram_heads = c->engram_heads; d.engram_rows = c->engram_rows_per_token;
     d.targets = c->target_count; d.hc_eps = c->hc_eps; d.norm_eps = c->norm_eps;
     d.pages_per_seq = (int32_t)((o.context_tokens + o.page_tokens - 1) / o.page_tokens);
     d.real_bytes = o.arith == CEDAR_WIDE ? 8 : 4;
@@ -615,7 +616,7 @@ template <class A> struct forward {
 
     void engram(const cedar_block *k, int32_t layer) {
         const int64_t *e = b->w.engram + (size_t)c->engram_at[layer] * 3 * CEDAR_ENGRAM_ROWS_MAX;
-        launch_engram_rows<A>(d, n, e, e + CEDAR_ENGRAM_ROWS_MAX, e + 2 * CEDAR_ENGRAM_ROWS_MAX, c->engram_pad,
+        launch_engram_rows<A>(d, n, 0, e, e + CEDAR_ENGRAM_ROWS_MAX, e + 2 * CEDAR_ENGRAM_ROWS_MAX, c->engram_pad,
                               W(k->engram_embed), b->w.e, s);
         tap_rows(b, CEDAR_TAP_ENGRAM_ROWS, layer, plan, list, n, d.engram_ids, true, d.engram_rows,
                  (uint32_t)d.engram_rows, TAP_BYTES, 8);
@@ -625,7 +626,7 @@ template <class A> struct forward {
         launch_engram_gate<A>(d, n, W(k->engram_q), W(k->engram_k), b->w.ekv, s);
     }
 
-    /* A layer up to the keys of its own rows. They may still be under way on SIDE_KV, and the mHC coefficients on
+    /* Up to the keys of the layer's own rows, which may still be under way on SIDE_KV, as its mHC coefficients on
      * SIDE_HC. */
     void before(const cedar_block *k, int32_t layer, bool draft) {
         int kind = c->ratio[layer] > 0;
@@ -751,9 +752,9 @@ template <class A> struct forward {
         if (!whole_rows()) launch_rope_heads<A>(d, n, b->w.q, c->heads, c->head_dim, kind, -1, s);
         if (b->o.wo_a_fp8) launch_quantise<A>(b->w.q, b->w.q, n * width / 32, s);
         grouped(k->wo_a, width / c->o_groups);
+        if (!tensor) launch_quantise<A>(b->w.u, b->w.u, n * u_width / 32, s);
         if constexpr (tensor)
             tensor_pack(b->w.u, true, u_width, NULL, n, u_width, true, !few_rows(n), b->w.pt, chained());
-        else launch_quantise<A>(b->w.u, b->w.u, n * u_width / 32, s);
         linear(k->wo_b, by_place(b->w.u, u_width), b->w.pt, b->w.att, true);
         join(SIDE_HC);
         launch_expand<A>(d, n, b->w.att, s);
@@ -863,11 +864,10 @@ template <class A> struct forward {
         free(row_h);
     }
 
-    /* A layer that picks no entries of its own can list its keys before its queries are there, unless rows are dropped
-     * in between. */
+    /* A layer that picks no entries of its own can list its keys before its queries are there. */
     bool lists_early(int32_t layer) const {
-        bool drops = layer == c->cut && plan && plan->trimmed && plan->cut != CEDAR_CUT_AFTER;
-        return whole_rows() && n <= ATTENTION_BATCH && !c->is_index_source[layer] && !drops;
+        bool moves = layer == c->cut && plan && plan->trimmed && plan->cut != CEDAR_CUT_AFTER;
+        return whole_rows() && n <= ATTENTION_BATCH && !c->is_index_source[layer] && !moves;
     }
     int part_of(int32_t layer) const { return c->ratio[layer] > 0 ? b->l.part_of[c->kv_source_of[layer]] : -1; }
     int lo_of(int32_t layer) const { return layer < c->cut ? 0 : layer == c->cut ? 1 : 2; }
@@ -943,21 +943,21 @@ template <class A> struct forward {
         }
     }
 
-    /* The head's input by place: packed in px, or its values in xc. */
+    /* The head's input by place, packed in px or its values in xc. */
     void head_input(const cedar_weight &gain, bool woven) {
         if constexpr (tensor)
             tensor_collapse(d, n, d.pre, W(gain), false, woven, b->w.px, NULL, chained());
         else launch_collapse<A>(d, n, d.pre, W(gain), b->w.xc, NULL, false, s);
     }
 
-    /* Logits, if wanted, land in w.logits, tokens in w.argmax. */
+    /* Logits land in w.all_logits, tokens in w.argmax. */
     void logits(bool want) {
         for (uint32_t first = 0; first < plan->logits; first += HEAD_BATCH) {
             n = plan->logits - first < HEAD_BATCH ? plan->logits - first : HEAD_BATCH;
             d.active = b->w.logit_rows + first;
             head_input(b->model->norm, !few_rows(n));
             linear(b->model->head, by_place(b->w.xc, c->hidden), b->w.px, b->w.head, false);
-            launch_logits<A>(n, b->w.head, want ? b->w.logits + (uint64_t)first * c->vocab : NULL,
+            launch_logits<A>(d, n, b->w.head, want ? b->w.logits + (uint64_t)first * c->vocab : NULL,
                              b->w.argmax + first, c->vocab, s);
         }
     }
@@ -1103,7 +1103,7 @@ template <class A> struct forward {
         f.n = 1;
         for (uint32_t k = 0; k < block; k++) {
             bool own = k > 0 && !it->forced;
-            launch_row<A>(f.W(m->markov_embed), own ? b->w.draft_ids + k - 1 : NULL,
+            launch_row<A>(f.d, f.W(m->markov_embed), own ? b->w.draft_ids + k - 1 : NULL,
                           k == 0       ? it->token
                           : it->forced ? it->forced[k - 1]
                                        : 0,
@@ -1113,7 +1113,7 @@ template <class A> struct forward {
             f.linear(m->head, y, b->w.px + (uint64_t)k * (uint64_t)padded(c->hidden), b->w.head, false);
             f.pack(e, c->markov_rank, false, b->w.pt);
             f.linear(m->markov_head, e, b->w.pt, b->w.extra, false);
-            launch_markov<A>(c->vocab, b->w.head, b->w.extra, b->w.logits + (uint64_t)k * c->vocab,
+            launch_markov<A>(f.d, c->vocab, b->w.head, b->w.extra, b->w.logits + (uint64_t)k * c->vocab,
                              b->w.draft_ids + k, f.s);
             launch_confidence<A>(f.d, f.W(m->confidence), (real *)b->w.row_y + (uint64_t)k * c->hidden, b->w.row_e,
                                  c->markov_rank, b->w.confidence + k, f.s);

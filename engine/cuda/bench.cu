@@ -6,6 +6,7 @@
  *       units depends on them. Two sequences of CONTEXT tokens hold the caches; rows alternate between them.
  * Time  A graph of `rounds` runs, each on the next weights or rows. */
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "engine/cuda/ops.cuh"
@@ -63,6 +64,11 @@ struct cedar_gpu_bench {
     expert_tiles tiles;
     uint32_t *sink_word;        /* where READ leaves its sum */
 };
+
+static cedar_status check(cudaError_t e, const char *what, cedar_err *err) {
+    if (e == cudaSuccess) return CEDAR_OK;
+    return cedar_fail(err, CEDAR_E_CUDA, "CUDA: %s failed: %s", what, cudaGetErrorString(e));
+}
 
 /* --- made-up data ------------------------------------------------------------------------------------------------- */
 
@@ -214,7 +220,7 @@ static void take_all(cedar_gpu_bench *b) {
     w.keys = (dev_key *)take(b, (uint64_t)COUNT_1M * w.keys_max * sizeof(dev_key));
     w.fp4 = (uint8_t *)take(b, (uint64_t)COUNT_1M * w.keys_max);
     w.count = (int32_t *)take(b, COUNT_1M * 4);
-    w.logits = (float *)take(b, (uint64_t)COUNT_1M * c->heads * ROW_KEYS_MAX * 4);
+    w.logits = (float *)take(b, (uint64_t)COUNT_1M * c->heads * w.keys_max * 4);
     w.total = (float *)take(b, (uint64_t)COUNT_1M * c->heads * 4);
     d.pages = (uint8_t *)take(b, (uint64_t)SEQUENCES * (CONTEXT / PAGE) * b->l.page_bytes);
     d.rings = (uint8_t *)take(b, SEQUENCES * b->l.ring_bytes);
@@ -243,10 +249,10 @@ static void set_sizes(cedar_gpu_bench *b) {
     const cedar_config *c = &b->c;
     dev &d = b->d;
     d.hidden = c->hidden; d.hc = c->hc; d.head_dim = c->head_dim; d.heads = c->heads; d.rope = c->rope_dim;
-    d.window = c->window; d.index_heads = c->index_heads; d.index_dim = c->index_dim; d.topk = c->index_topk;
-    d.candidate_blocks = c->candidate_blocks; d.candidate_block = c->candidate_block; d.context = CONTEXT;
-    d.hc_iters = c->hc_iters; d.hc_eps = c->hc_eps; d.norm_eps = c->norm_eps; d.pages_per_seq = CONTEXT / PAGE;
-    d.real_bytes = 4; d.stream_bytes = 2; d.row_max = ROWS;
+    d.window = c->window; d.q_lora = c->q_lora; d.index_heads = c->index_heads; d.index_dim = c->index_dim;
+    d.topk = c->index_topk; d.cut = c->cut; d.layers = c->layers; d.candidate_blocks = c->candidate_blocks;
+    d.candidate_block = c->candidate_block; d.context = CONTEXT; d.hc_iters = c->hc_iters; d.hc_eps = c->hc_eps;
+    d.norm_eps = c->norm_eps; d.pages_per_seq = CONTEXT / PAGE; d.real_bytes = 4; d.stream_bytes = 2; d.row_max = ROWS;
 }
 
 static uint32_t position_of(uint32_t row) {
@@ -259,7 +265,7 @@ static cedar_status upload(void *to, const void *from, uint64_t bytes, cedar_err
     return check(cudaMemcpy(to, from, bytes, cudaMemcpyHostToDevice), "copying made-up data", err);
 }
 
-/* `k` numbers below `below`, distinct and ascending. */
+/* Rows, their entries and picks, and the experts of tokens: `k` of them, distinct and ascending. */
 static void distinct(uint64_t seed, uint64_t row, int32_t *out, int k, uint32_t below) {
     for (int i = 0, draw = 0; i < k; draw++) {
         int32_t v = (int32_t)cedar_rng_below(seed, row * 4096 + (uint64_t)draw, below);
@@ -272,7 +278,6 @@ static void distinct(uint64_t seed, uint64_t row, int32_t *out, int k, uint32_t 
     }
 }
 
-/* Rows, their entries and picks, and the experts of tokens. */
 static cedar_status upload_rows(cedar_gpu_bench *b, cedar_err *err) {
     const cedar_config *c = &b->c;
     uint64_t pages = SEQUENCES * (CONTEXT / PAGE), picks = (uint64_t)ROWS * c->index_topk,
@@ -471,7 +476,7 @@ static void add_rows(cedar_gpu_bench *b) {
     add(b, COPY, "limit_copy", "copy of 1 GiB, read and written", CEDAR_GPU_IS_BANDWIDTH, 2.0 * (double)BIG, 0, 1, 4);
     add(b, READ, "limit_read", "2 GiB read", CEDAR_GPU_IS_BANDWIDTH, 2.0 * (double)BIG, 0, 1, 4);
     add(b, MATRIX, "limit_matrix", "wgmma bf16 64x256x16 on random tiles that stay in shared memory",
-        CEDAR_GPU_IS_MATRIX, 2.0 * MULTIPROCESSORS * MATRIX_TURNS * 64 * 256 * 64 * 2, 0, 1, 2);
+        CEDAR_GPU_IS_MATRIX, 132.0 * 2 * MATRIX_TURNS * 64 * 256 * 64 * 2, 0, 1, 2);
     add(b, EMPTY, "graph_node", "an empty kernel in a graph of 1000", CEDAR_GPU_TIME, 0, 0, 1, 1000);
     add_linears(b);
     add_experts(b, "moe_decode_1", "FP4 experts chosen, read; 1 token", 1, 0.65, false);
@@ -569,10 +574,8 @@ static void run(cedar_gpu_bench *b, const op &o, uint32_t round) {
     }
     switch (o.kind) {
     case COPY: cudaMemcpyAsync(b->big + BIG, b->big, BIG, cudaMemcpyDeviceToDevice, b->s); break;
-    case READ:
-        read_kernel<<<4 * MULTIPROCESSORS, 512, 0, b->s>>>((const uint4 *)b->big, 2 * BIG / 16, b->sink_word);
-        break;
-    case MATRIX: matrix_kernel<<<MULTIPROCESSORS, 256, MATRIX_BYTES, b->s>>>(b->sink_word); break;
+    case READ: read_kernel<<<132 * 4, 512, 0, b->s>>>((const uint4 *)b->big, 2 * BIG / 16, b->sink_word); break;
+    case MATRIX: matrix_kernel<<<132, 256, MATRIX_BYTES, b->s>>>(b->sink_word); break;
     case EMPTY: empty_kernel<<<1, 32, 0, b->s>>>(); break;
     case LINEAR:
         tensor_linear(weight_of(b, o, round), operand{ b->px, NULL, 1, 0, woven }, o.n,

@@ -17,7 +17,9 @@ void launch_comp_store(const dev &d, uint32_t n, const void *kv, int half, bool 
 template <class A> static __device__ void rotate_at(typename A::real *tail, const double *freq, int pair, int64_t pos) {
     typedef typename A::real real;
     double angle = (double)pos * freq[pair];
-    rotate<A>(tail[2 * pair], tail[2 * pair + 1], (real)cos(angle), (real)sin(angle));
+    real co = (real)cos(angle), si = (real)sin(angle), a = tail[2 * pair], b = tail[2 * pair + 1];
+    tail[2 * pair] = A::rb(a * co - b * si);
+    tail[2 * pair + 1] = A::rb(a * si + b * co);
 }
 
 template <class A>

@@ -132,11 +132,11 @@ struct dev_entry {
 
 enum { HC_SPLITS = 16 };        /* parts of the channels an mHC projection is summed in */
 
-/* Sizes and pointers; passed by value. Behind void pointers are reals of the arithmetic, unless said otherwise. R: the
- * most rows of a step. */
+/* Sizes and pointers; passed by value. Reals of the arithmetic are behind void pointers. */
 struct dev {
-    int32_t hidden, hc, head_dim, heads, rope, window, index_heads, index_dim, topk;
-    int32_t candidate_blocks, candidate_block, context, pages_per_seq, hc_iters, engram_heads, engram_rows, targets;
+    int32_t hidden, hc, head_dim, heads, rope, window, q_lora, index_heads, index_dim, topk, cut, layers;
+    int32_t candidate_blocks, candidate_block, context, pages_per_seq, hc_iters, ngram, engram_heads, engram_rows,
+        targets;
     double hc_eps, norm_eps;
     const cedar_layout *l;      /* on the device */
     uint32_t real_bytes, stream_bytes;
@@ -148,10 +148,8 @@ struct dev {
     uint32_t *active;           /* rows that run now */
     int32_t *token_map;
     void *h;                    /* [R, hc, hidden] streams, of the arithmetic's own type */
-    void *pre, *pre_attn, *post, *comb, *mixes;     /* mHC, by row */
-    void *x, *xq;               /* [R, hidden] a layer's input and its FP8 round trip; none in bf16, which packs them */
-    void *table;                /* [2, R, rope] cos, sin per pair */
-    uint32_t row_max;           /* R */
+    void *pre, *pre_attn, *post, *comb, *mixes, *x, *xq, *table;   /* table [2, R, rope] cos, sin per pair */
+    uint32_t row_max;
     double *hc_partial;         /* [R, HC_SPLITS, (2 + n) n + 1] */
     uint8_t *window_rows;       /* [R, ring_row_bytes] */
     void *comp;                 /* [R, 2, head_dim] */
@@ -178,29 +176,7 @@ static __device__ inline uint8_t *dev_open(const dev &d, int32_t seq, int part, 
                         d.real_bytes;
 }
 
-/* Entry number `n` of the row's list: n itself, or inside its pool; -1 past the end. */
-static __device__ __forceinline__ int64_t entry_at(const dev &d, uint32_t row, int64_t n, int64_t visible,
-                                                   bool pooled) {
-    int64_t j = n;
-    if (pooled) {
-        int64_t b = n / d.candidate_block;
-        if (b >= d.pool_count[row]) return -1;
-        j = (int64_t)d.pool[(uint64_t)row * d.candidate_blocks + b] * d.candidate_block + n % d.candidate_block;
-    }
-    return j < visible ? j : -1;
-}
-
 /* --- launches ----------------------------------------------------------------------------------------------------- */
-
-static inline cedar_status check(cudaError_t e, const char *what, cedar_err *err) {
-    if (e == cudaSuccess) return CEDAR_OK;
-    return cedar_fail(err, CEDAR_E_CUDA, "CUDA: %s failed: %s", what, cudaGetErrorString(e));
-}
-
-static inline unsigned ceil_div(int64_t a, int64_t b) { return (unsigned)((a + b - 1) / b); }
-
-/* Of the GPU that launches are shaped for; they run on others, too. */
-enum { MULTIPROCESSORS = 132 };
 
 /* A stream, and whether what a launch waits for is just the kernel before it there: then it may begin before that one
  * has ended, up to await_launch. */
@@ -257,21 +233,6 @@ static __device__ __forceinline__ void expand_quad(const dev &d, uint32_t row, i
         for (int i = 0; i < 4; i++) out.v[i] = (stream)A::rb(post[to] * y[i] + sum[i]);
         h[to * quads + k] = out;
     }
-}
-
-/* A pair of neighbouring channels rotated by the angle with this cosine and sine (spec/model.md 2.5). */
-template <class A>
-static __device__ __forceinline__ void rotate(typename A::real &a, typename A::real &b, typename A::real co,
-                                              typename A::real si) {
-    typename A::real x = a, y = b;
-    a = A::rb(x * co - y * si);
-    b = A::rb(x * si + y * co);
-}
-
-/* Sum over four lanes whose numbers differ in the two bits from `step` on: ((0+1) + (2+3)) seen from each lane. */
-template <class R> static __device__ __forceinline__ R quad_sum(R v, int step) {
-    v += __shfl_xor_sync(0xffffffffu, v, step);
-    return v + __shfl_xor_sync(0xffffffffu, v, 2 * step);
 }
 
 /* Sum over a block's threads in one fixed order: pairs within a warp, then pairs of warps. Everyone gets it. */

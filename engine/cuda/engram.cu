@@ -34,8 +34,9 @@ static __global__ void rows_kernel(dev d, const int64_t *mul, const int64_t *pri
 }
 
 template <class A>
-void launch_engram_rows(const dev &d, uint32_t n, const int64_t *mul, const int64_t *prime, const int64_t *offset,
-                        int32_t pad, const dev_weight &embed, void *e, cudaStream_t s) {
+void launch_engram_rows(const dev &d, uint32_t n, int slot, const int64_t *mul, const int64_t *prime,
+                        const int64_t *offset, int32_t pad, const dev_weight &embed, void *e, cudaStream_t s) {
+    (void)slot;
     rows_kernel<A><<<n, 1024, 0, s>>>(d, mul, prime, offset, pad, embed, e);
 }
 
@@ -73,7 +74,7 @@ void launch_engram_gate(const dev &d, uint32_t n, const dev_weight &q, const dev
 }
 
 #define INSTANTIATE(A)                                                                                                 \
-    template void launch_engram_rows<A>(const dev &, uint32_t, const int64_t *, const int64_t *, const int64_t *,      \
+    template void launch_engram_rows<A>(const dev &, uint32_t, int, const int64_t *, const int64_t *, const int64_t *, \
                                         int32_t, const dev_weight &, void *, cudaStream_t);                            \
     template void launch_engram_gate<A>(const dev &, uint32_t, const dev_weight &, const dev_weight &, const void *,   \
                                         cudaStream_t);

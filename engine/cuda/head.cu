@@ -47,7 +47,8 @@ template <class A> static __global__ void logits_kernel(const void *y, float *lo
 }
 
 template <class A>
-void launch_logits(uint32_t n, const void *y, float *logits, int32_t *argmax, int vocab, cudaStream_t s) {
+void launch_logits(const dev &d, uint32_t n, const void *y, float *logits, int32_t *argmax, int vocab, cudaStream_t s) {
+    (void)d;
     if (n) logits_kernel<A><<<n, 1024, 0, s>>>(y, logits, argmax, vocab);
 }
 
@@ -64,7 +65,9 @@ static __global__ void markov_kernel(int vocab, const void *base, const void *ex
 }
 
 template <class A>
-void launch_markov(int vocab, const void *base, const void *extra, float *logits, int32_t *id, cudaStream_t s) {
+void launch_markov(const dev &d, int vocab, const void *base, const void *extra, float *logits, int32_t *id,
+                   cudaStream_t s) {
+    (void)d;
     markov_kernel<A><<<1, 1024, 0, s>>>(vocab, base, extra, logits, id);
 }
 
@@ -75,7 +78,9 @@ template <class A> static __global__ void row_kernel(dev_weight w, const int32_t
         ((typename A::real *)out)[k] = (typename A::real)weight_at(w, row, k);
 }
 
-template <class A> void launch_row(const dev_weight &w, const int32_t *id, int forced, void *out, cudaStream_t s) {
+template <class A>
+void launch_row(const dev &d, const dev_weight &w, const int32_t *id, int forced, void *out, cudaStream_t s) {
+    (void)d;
     row_kernel<A><<<1, 128, 0, s>>>(w, id, forced, out);
 }
 
@@ -96,9 +101,9 @@ void launch_confidence(const dev &d, const dev_weight &w, const void *y, const v
 }
 
 #define INSTANTIATE(A)                                                                                                 \
-    template void launch_logits<A>(uint32_t, const void *, float *, int32_t *, int, cudaStream_t);                     \
-    template void launch_markov<A>(int, const void *, const void *, float *, int32_t *, cudaStream_t);                 \
-    template void launch_row<A>(const dev_weight &, const int32_t *, int, void *, cudaStream_t);                       \
+    template void launch_logits<A>(const dev &, uint32_t, const void *, float *, int32_t *, int, cudaStream_t);        \
+    template void launch_markov<A>(const dev &, int, const void *, const void *, float *, int32_t *, cudaStream_t);    \
+    template void launch_row<A>(const dev &, const dev_weight &, const int32_t *, int, void *, cudaStream_t);          \
     template void launch_confidence<A>(const dev &, const dev_weight &, const void *, const void *, int, float *,      \
                                        cudaStream_t);
 CEDAR_ARITHMETICS(INSTANTIATE)

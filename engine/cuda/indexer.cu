@@ -18,6 +18,17 @@ template <class A> void launch_index_query(const dev &d, uint32_t n, void *iq, v
         d, iq, g, (typename A::real)(pow((double)d.index_dim, -0.5) * pow((double)d.index_heads, -0.5)));
 }
 
+/* Entry number `n` of the row's list: n itself, or inside its pool; -1 past the end. */
+static __device__ int64_t entry_at(const dev &d, uint32_t row, int64_t n, int64_t visible, bool pooled) {
+    int64_t j = n;
+    if (pooled) {
+        int64_t b = n / d.candidate_block;
+        if (b >= d.pool_count[row]) return -1;
+        j = (int64_t)d.pool[(uint64_t)row * d.candidate_blocks + b] * d.candidate_block + n % d.candidate_block;
+    }
+    return j < visible ? j : -1;
+}
+
 /* Scores of the rows [first, first + gridDim.y) of the list; scores [row in batch, context]. */
 template <class A>
 static __global__ void scores_kernel(dev d, uint32_t first, const void *iq_in, const void *g_in, int part, int ratio,
@@ -61,7 +72,7 @@ void launch_scores(const dev &d, uint32_t first, uint32_t n, const void *iq, con
     int64_t count = list_max(d, pooled);
     if (count > d.context) count = d.context;
     scores_kernel<A>
-        <<<dim3(ceil_div(count, 128), n), 128, 0, s>>>(d, first, iq, g, part, ratio, pooled, count);
+        <<<dim3((unsigned)((count + 127) / 128), n), 128, 0, s>>>(d, first, iq, g, part, ratio, pooled, count);
 }
 
 /* --- exact selection ---------------------------------------------------------------------------------------------- */

@@ -1,5 +1,5 @@
-/* Linear layers for any shape and arithmetic: weights decoded as they are read, sums in double in ascending k.
- * tensor.cu has the kernels for bf16. */
+/* Linear layers for any shape and arithmetic: weights decoded as they are read, sums in double in ascending k. The
+ * tiled kernels for real shapes live elsewhere; this one is what they are compared with. */
 #include "engine/cuda/ops.cuh"
 
 enum { TILE_N = 64, TILE_T = 8, TILE_K = 32 };
@@ -42,7 +42,7 @@ static __global__ void linear_kernel(dev d, dev_weight w, int64_t n_first, int64
 template <class A> void launch_linear(const dev &d, uint32_t n, const dev_weight &w, int64_t n_first, int64_t n_count,
                                       const dev_rows &x, const dev_rows &y, bool round, cudaStream_t s) {
     if (n == 0) return;
-    dim3 grid(ceil_div(n_count, TILE_N), ceil_div(n, TILE_T));
+    dim3 grid((unsigned)((n_count + TILE_N - 1) / TILE_N), (n + TILE_T - 1) / TILE_T);
     linear_kernel<A><<<grid, TILE_N, 0, s>>>(d, w, n_first, n_count, x, y, n, round);
 }
 

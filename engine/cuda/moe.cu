@@ -64,7 +64,8 @@ static __device__ const dev_weight *expert_weight(const dev_moe &m, int slot, in
     return (which == 1 ? m.w1 : which == 2 ? m.w2 : m.w3) + id;
 }
 
-/* Gate and up projections of (row, slot), one warp per output. */
+/* Gate and up projections of (row, slot), activation, weight, FP8 round trip follow in act_kernel. One warp per
+ * output. */
 template <class A> static __global__ void up_kernel(dev d, dev_moe m, const void *xq) {
     typedef typename A::real real;
     int slot = blockIdx.y, lane = threadIdx.x % 32, n = blockIdx.x * WARPS + threadIdx.x / 32;
@@ -82,7 +83,6 @@ template <class A> static __global__ void up_kernel(dev d, dev_moe m, const void
     }
 }
 
-/* SwiGLU of a (row, slot), times the pair's weight (the shared expert has none), through FP8Q32. */
 template <class A> static __global__ void act_kernel(dev_moe m) {
     typedef typename A::real real;
     int slot = blockIdx.y;
@@ -137,13 +137,13 @@ template <class A>
 void launch_moe(const dev &d, uint32_t n, const dev_moe &m, const void *xq, void *y, cudaStream_t s) {
     unsigned slots = (unsigned)m.per_token + 1;
     launch_route<A>(n, m, chain{ s, false });
-    up_kernel<A><<<dim3(ceil_div(m.moe_dim, WARPS), slots, n), 32 * WARPS, 0, s>>>(d, m, xq);
+    up_kernel<A><<<dim3((m.moe_dim + WARPS - 1) / WARPS, slots, n), 32 * WARPS, 0, s>>>(d, m, xq);
     act_kernel<A><<<dim3(n, slots), 512, 0, s>>>(m);
-    down_kernel<A><<<dim3(ceil_div(d.hidden, WARPS), slots, n), 32 * WARPS, 0, s>>>(d, m);
+    down_kernel<A><<<dim3((d.hidden + WARPS - 1) / WARPS, slots, n), 32 * WARPS, 0, s>>>(d, m);
     sum_kernel<A><<<n, 1024, 0, s>>>(d, m, y);
 }
 
-#define INSTANTIATE(A)                                                                                                 \
-    template void launch_moe<A>(const dev &, uint32_t, const dev_moe &, const void *, void *, cudaStream_t);           \
+#define INSTANTIATE(A) \
+    template void launch_moe<A>(const dev &, uint32_t, const dev_moe &, const void *, void *, cudaStream_t); \
     template void launch_route<A>(uint32_t, const dev_moe &, chain);
 CEDAR_ARITHMETICS(INSTANTIATE)

@@ -18,12 +18,10 @@ struct dev_rows {
 void launch_synth(const cedar_synth_recipe *recipe, const dev_weight &w, uint8_t *data, uint8_t *scale,
                   uint64_t scale_count, cudaStream_t s);
 
-/* streams.cu: rotation tables, embedding, mHC, norms, features */
-/* table of the rows' positions; freq [2, rope / 2] plain, YaRN */
+/* streams.cu: embedding, mHC, norms */
+/* rotation tables */
 template <class A> void launch_begin(const dev &d, uint32_t n, const double *freq, cudaStream_t s);
-/* h: each stream the token's row; pre = 1, 0, ... */
 template <class A> void launch_embed(const dev &d, uint32_t n, const dev_weight &embed, cudaStream_t s);
-/* pre [R, hc], d.post and d.comb from the streams, through d.mixes and d.hc_partial */
 template <class A> void launch_hc(const dev &d, uint32_t n, const hc_site &site, void *pre, cudaStream_t s);
 /* x = norm(collapse(h, pre)), and its FP8 round trip xq; out_indexed: rows of x by row id, else by place in the
  * list. */
@@ -33,9 +31,8 @@ void launch_collapse(const dev &d, uint32_t n, const void *pre, const dev_weight
 template <class A> void launch_expand(const dev &d, uint32_t n, const void *y, cudaStream_t s);        /* y by place */
 template <class A>
 void launch_norm(const dev &d, uint32_t n, const dev_weight &gain, void *x, int64_t width, void *xq, cudaStream_t s);
-/* xq = x through FP8Q32, in blocks of 32; in place, too */
+/* blocks of 32 */
 template <class A> void launch_quantise(const void *x, void *xq, int64_t blocks, cudaStream_t s);
-/* mean of the streams -> d.features, place `slot` of the row */
 template <class A> void launch_feature(const dev &d, uint32_t n, int slot, cudaStream_t s);
 
 /* linear.cu: y = x W^T; rounded to bf16 in that arithmetic if `round` */
@@ -44,8 +41,8 @@ template <class A> void launch_linear(const dev &d, uint32_t n, const dev_weight
 
 /* engram.cu */
 template <class A>
-void launch_engram_rows(const dev &d, uint32_t n, const int64_t *mul, const int64_t *prime, const int64_t *offset,
-                        int32_t pad, const dev_weight &embed, void *e, cudaStream_t s);
+void launch_engram_rows(const dev &d, uint32_t n, int slot, const int64_t *mul, const int64_t *prime,
+                        const int64_t *offset, int32_t pad, const dev_weight &embed, void *e, cudaStream_t s);
 template <class A>
 void launch_engram_gate(const dev &d, uint32_t n, const dev_weight &q, const dev_weight &k, const void *kv,
                         cudaStream_t s);
@@ -96,15 +93,17 @@ struct dev_moe {
     void *out;                          /* [n, per_token + 1, hidden] */
 };
 template <class A> void launch_moe(const dev &d, uint32_t n, const dev_moe &m, const void *xq, void *y, cudaStream_t s);
-/* Its router alone: ids and weight from z. */
+/* Its parts around the matrices. */
 template <class A> void launch_route(uint32_t n, const dev_moe &m, chain s);
 
 /* head.cu */
 template <class A>
-void launch_logits(uint32_t n, const void *y, float *logits, int32_t *argmax, int vocab, cudaStream_t s);
+void launch_logits(const dev &d, uint32_t n, const void *y, float *logits, int32_t *argmax, int vocab, cudaStream_t s);
 template <class A>
-void launch_markov(int vocab, const void *base, const void *extra, float *logits, int32_t *id, cudaStream_t s);
-template <class A> void launch_row(const dev_weight &w, const int32_t *id, int forced, void *out, cudaStream_t s);
+void launch_markov(const dev &d, int vocab, const void *base, const void *extra, float *logits, int32_t *id,
+                   cudaStream_t s);
+template <class A>
+void launch_row(const dev &d, const dev_weight &w, const int32_t *id, int forced, void *out, cudaStream_t s);
 template <class A>
 void launch_confidence(const dev &d, const dev_weight &w, const void *y, const void *e, int rank, float *out,
                        cudaStream_t s);

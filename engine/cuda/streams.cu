@@ -19,7 +19,7 @@ template <class A> static __global__ void tables(dev d, uint32_t n, const double
 }
 
 template <class A> void launch_begin(const dev &d, uint32_t n, const double *freq, cudaStream_t s) {
-    tables<A><<<ceil_div((int64_t)n * d.rope, 256), 256, 0, s>>>(d, n, freq);
+    tables<A><<<(2 * n * d.rope / 2 + 255) / 256, 256, 0, s>>>(d, n, freq);
 }
 
 template <class A> static __global__ void embed_kernel(dev d, dev_weight w) {
@@ -93,6 +93,12 @@ static __global__ void __launch_bounds__(256) hc_project(dev d, dev_weight fn, u
             if (n < OUTPUTS && n0 + n < fn.rows) out[n0 + n] = (double)v;
         }
     }
+}
+
+/* Sum over four lanes whose numbers differ in the two bits from `step` on: ((0+1) + (2+3)) seen from each lane. */
+template <class R> static __device__ R quad_sum(R v, int step) {
+    v += __shfl_xor_sync(0xffffffffu, v, step);
+    return v + __shfl_xor_sync(0xffffffffu, v, 2 * step);
 }
 
 static __device__ inline double max_of(double a, double b) { return a > b ? a : b; }
@@ -173,14 +179,12 @@ static __global__ void hc_coefficients(dev d, dev_weight base, dev_weight scale,
 }
 
 template <class A> void launch_hc(const dev &d, uint32_t n, const hc_site &site, void *pre, cudaStream_t s) {
-    int outputs = (int)site.fn.rows;
+    unsigned outputs = (unsigned)site.fn.rows;
     /* bf16 streams: a product has at most 32 bits, and a lane adds few of them */
     typedef typename std::conditional<std::is_same<A, bf16>::value, float, double>::type sum;
-    if (n <= 32) hc_project<A, sum, 1, 3><<<dim3(n, ceil_div(outputs, 3), HC_SPLITS), 32, 0, s>>>(d, site.fn, n);
-    else
-        hc_project<A, sum, 4, 12>
-            <<<dim3(ceil_div(n, 32), ceil_div(outputs, 12), HC_SPLITS), 256, 0, s>>>(d, site.fn, n);
-    hc_coefficients<A><<<ceil_div(n, 4), 128, 0, s>>>(d, site.base, site.scale, pre, n, outputs);
+    if (n <= 32) hc_project<A, sum, 1, 3><<<dim3(n, (outputs + 2) / 3, HC_SPLITS), 32, 0, s>>>(d, site.fn, n);
+    else hc_project<A, sum, 4, 12><<<dim3((n + 31) / 32, (outputs + 11) / 12, HC_SPLITS), 256, 0, s>>>(d, site.fn, n);
+    hc_coefficients<A><<<(n + 3) / 4, 128, 0, s>>>(d, site.base, site.scale, pre, n, (int)outputs);
 }
 
 /* x[k] of a row becomes its norm and, if xq is given, its FP8 round trip; all threads of the block take part. */
@@ -247,7 +251,7 @@ template <class A> static __global__ void quantise_kernel(const void *x, void *x
 }
 
 template <class A> void launch_quantise(const void *x, void *xq, int64_t blocks, cudaStream_t s) {
-    quantise_kernel<A><<<ceil_div(blocks * 32, 256), 256, 0, s>>>(x, xq, blocks * 32);
+    quantise_kernel<A><<<(unsigned)((blocks * 32 + 255) / 256), 256, 0, s>>>(x, xq, blocks * 32);
 }
 
 /* Four neighbouring channels of all streams a thread. */
@@ -261,7 +265,7 @@ template <class A> static __global__ void __launch_bounds__(EXPAND_THREADS) expa
 }
 
 template <class A> void launch_expand(const dev &d, uint32_t n, const void *y, cudaStream_t s) {
-    expand_kernel<A><<<dim3(n, ceil_div(d.hidden / 4, EXPAND_THREADS)), EXPAND_THREADS, 0, s>>>(d, y);
+    expand_kernel<A><<<dim3(n, (d.hidden / 4 + EXPAND_THREADS - 1) / EXPAND_THREADS), EXPAND_THREADS, 0, s>>>(d, y);
 }
 
 template <class A> static __global__ void feature_kernel(dev d, int slot) {

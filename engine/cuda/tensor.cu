@@ -2,6 +2,8 @@
 #include "engine/cuda/tensor_few.cuh"
 #include "engine/cuda/tensor_many.cuh"
 
+static unsigned ceil_div(int64_t a, int64_t b) { return (unsigned)((a + b - 1) / b); }
+
 int tensor_scale_max(int kind) { return 254 - (kind == CEDAR_W_FP4 ? E2M1_GAP : E4M3_GAP); }
 
 template <class Weights, int WIDTH> static cudaError_t allow_shared() {
@@ -31,6 +33,8 @@ cudaError_t tensor_prepare(void) {
     if (!e) e = allow_widths<fp4_rows>();
     return e ? e : allow_widths<bf16_rows>();
 }
+
+enum { MULTIPROCESSORS = 132 };
 
 /* Blocks along the tiles of outputs, `others` times, so that as little as possible waits for a last round: a block
  * costs its tiles and about one more to begin. */

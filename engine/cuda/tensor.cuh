@@ -29,7 +29,7 @@ static __host__ __device__ inline int64_t padded(int64_t k_count) {
     return (k_count + K_BLOCK - 1) / K_BLOCK * K_BLOCK;
 }
 
-/* Before the first launch of a process; again is harmless. */
+/* Once per process, before the first launch. */
 cudaError_t tensor_prepare(void);
 
 /* Largest scale byte of a weight of a kind that decoding can hold (pairs.cuh). */
@@ -40,13 +40,10 @@ int tensor_scale_max(int kind);
 void tensor_pack(const void *x, bool x_bf16, int64_t ldx, const uint32_t *list, uint32_t n, int64_t k_count,
                  bool quantise, bool woven, uint16_t *out, chain s);
 
-/* Most channels of a row of the next two. */
+/* Rows 0 .. n-1 of x [n, width] floats normed and packed through FP8Q32; width at most tensor_norm_width_max. */
 int tensor_norm_width_max(void);
-
-/* Rows 0 .. n-1 of x [n, width] floats normed and packed through FP8Q32. */
 void tensor_norm(const float *x, int width, uint32_t n, const dev_weight &gain, double eps, bool woven, uint16_t *out,
                  chain s);
-
 /* norm(collapse(h, pre)) packed, by row or by place: plain as it is, quantised through FP8Q32; either may be NULL. */
 void tensor_collapse(const dev &d, uint32_t n, const void *pre, const dev_weight &gain, bool indexed, bool woven,
                      uint16_t *plain, uint16_t *quantised, chain s);
@@ -86,7 +83,6 @@ struct expert_tiles {
 /* Width and number of tiles for a batch; the largest number for up to `rows` rows. */
 void tensor_tiles(uint32_t rows, int per_token, int experts, bool woven, expert_tiles *t);
 uint32_t tensor_tiles_max(uint32_t rows, int per_token, int experts);
-/* Fills the tiles from ids [rows, per_token], -1: none. Comes behind another kernel of the stream. */
 void tensor_sort(const int32_t *ids, uint32_t rows, int per_token, int experts, bool woven, const expert_tiles &t,
                  cudaStream_t s);
 
@@ -104,14 +100,11 @@ void tensor_experts(const dev_weight *list, int lists, int list_step, int64_t n_
 
 /* --- attention and index scores, bf16 arithmetic ---------------------------------------------------------------------
  *
- * Attention of a batch of rows: logits of all keys; probabilities against the final maximum, rounded to bf16, and their
- * unrounded sum with the sink; their product with the keys, keys ascending. A row's sums run over its own keys in
- * order, so neither batch nor launch shape takes part (D1). */
+ * Attention of a batch of rows in three launches: logits of all keys; probabilities against the final maximum, rounded
+ * to bf16, and their unrounded sum with the sink; their product with the keys, keys ascending. A row's sums run over
+ * its own keys in order, so neither batch nor launch shape takes part (D1). */
 
-/* Most keys of a row of tensor_attention_rows. */
-enum { ROW_KEYS_MAX = 640 };
-
-/* Where codes and scales of a key are. */
+/* Keys of a batch's rows, filled by key_kernel: references to codes and scales. */
 struct dev_key {
     const uint8_t *code, *scale;    /* NULL code: no key */
 };
@@ -120,23 +113,23 @@ struct attention_work {
     dev_key *keys;                  /* [rows, keys_max] */
     uint8_t *fp4;                   /* [rows, keys_max] 1: global entry, 0: window record */
     int32_t *count;                 /* [rows] */
-    float *logits;                  /* [rows, heads, the larger of keys_max and ROW_KEYS_MAX] between launches */
+    float *logits;                  /* [rows, heads, keys_max]; probabilities after the second launch */
     float *total;                   /* [rows, heads] */
     int keys_max;                   /* a multiple of 64 */
 };
 
-/* For any shape: rows [first, first + n) of the list; part -1: no global entries. q [place, heads, head_dim] in, output
- * in place. */
+/* Rows [first, first + n) of the list; part -1: no global entries. q [place, heads, head_dim] in, output in place. */
 void tensor_attention(const dev &d, uint32_t first, uint32_t n, int layer, int part, int lo_kind, float *q,
                       const dev_weight &sink, const attention_work &w, cudaStream_t s);
+
+enum { ROW_KEYS_MAX = 640 };        /* logits of a row in the layout of tensor_attention_rows, whatever keys_max is */
 
 /* Lists the keys of the rows, as tensor_attention does first; tensor_attention_rows is given the list. */
 void tensor_keys(const dev &d, uint32_t first, uint32_t n, int layer, int part, int lo_kind, const attention_work &w,
                  cudaStream_t s);
 
-/* For 64 heads of 512 channels and up to ROW_KEYS_MAX keys, which tensor_keys has listed: q as wq_b left it, in bf16,
- * which is rotated on the way; out packed [place, groups of heads, heads_per_group * head_dim], rotated back: what wo_a
- * reads. `can` says whether a shape is one of those; `prepare` as tensor_prepare. */
+/* The same for whole rows, if the shape is that of the real model: q as wq_b left it, in bf16, which is rotated on
+ * the way; out packed [place, groups of heads, heads_per_group * head_dim], rotated back: what wo_a reads. */
 bool tensor_attention_rows_can(const dev &d, const cedar_layout &l, const attention_work &w);
 cudaError_t tensor_attention_prepare(void);
 void tensor_attention_rows(const dev &d, uint32_t first, uint32_t n, int table_kind, const uint16_t *q,

@@ -1,4 +1,4 @@
-/* Attention on tensor cores for any shape, and the lists of keys that attention of whole rows reads, too. */
+/* Attention and index scores on tensor cores. */
 #include "engine/cuda/pairs.cuh"
 #include "engine/cuda/tensor.cuh"
 #include "engine/cuda/wgmma.cuh"
@@ -19,19 +19,32 @@ static __device__ __forceinline__ void load4_transposed(uint32_t r[4], const voi
                  : "r"(shared_at(p)));
 }
 
-/* Eight stored values of a key from channel k (a multiple of 8) on, as pairs of bf16 (0,1) .. (6,7): exact, since every
- * format fits. */
-static __device__ __forceinline__ uint4 key_values(const dev_key &r, bool four, int k) {
-    if (!r.code) return make_uint4(0, 0, 0, 0);
+/* Eight stored values of a key from channel k (a multiple of 8) on, with their scale's byte. */
+struct key_codes {
+    uint2 v;
+    uint8_t scale;
+};
+
+static __device__ __forceinline__ key_codes load_codes(const dev_key &r, bool four, int k) {
+    if (!r.code) return key_codes{ make_uint2(0, 0), 0 };
+    if (four) return key_codes{ make_uint2(load_word(r.code + k / 2), 0), r.scale[k / 16] };
+    return key_codes{ load_words(r.code + k), r.scale[k / 32] };
+}
+
+/* The same as pairs of bf16 (0,1) .. (6,7): exact, every format fits. */
+static __device__ __forceinline__ uint4 key_pairs(const key_codes &c, bool four) {
     if (four) {
         uint32_t f[4];
-        e2m1_crossed(load_word(r.code + k / 2), factor_value(e4m3(r.scale[k / 16]), E2M1_GAP), f);
+        e2m1_crossed(c.v.x, factor_value(e4m3(c.scale), E2M1_GAP), f);
         return uncrossed(f);
     }
-    uint2 v = load_words(r.code + k);
-    factor_value scaled(ue8m0(r.scale[k / 32]), E4M3_GAP);
-    uint2 lo = e4m3_pairs(v.x, scaled), hi = e4m3_pairs(v.y, scaled);
+    factor_value scaled(ue8m0(c.scale), E4M3_GAP);
+    uint2 lo = e4m3_pairs(c.v.x, scaled), hi = e4m3_pairs(c.v.y, scaled);
     return make_uint4(lo.x, lo.y, hi.x, hi.y);
+}
+
+static __device__ __forceinline__ uint4 key_values(const dev_key &r, bool four, int k) {
+    return key_pairs(load_codes(r, four, k), four);
 }
 
 /* --- keys of a row ------------------------------------------------------------------------------------------------ */
@@ -134,13 +147,13 @@ static __global__ void softmax_kernel(dev d, dev_weight sink, attention_work w, 
              h = i % d.heads;
     if (row >= n) return;
     float *l = w.logits + ((uint64_t)row * d.heads + h) * w.keys_max, top = -1e30f, sum = 0;
-    int count = w.count[row], end = (count + KEYS - 1) / KEYS * KEYS;
+    int count = w.count[row], padded = (count + KEYS - 1) / KEYS * KEYS;
     for (int k = lane; k < count; k += 32) top = fmaxf(top, l[k]);
     for (int o = 16; o; o /= 2) top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, o));
-    for (int k = lane; k < end; k += 32) {
+    for (int k = lane; k < padded; k += 32) {
         float e = k < count ? expf(l[k] - top) : 0;
         sum += e;
-        l[k] = bf16::rb(e);
+        l[k] = rounded(e);
     }
     for (int o = 16; o; o /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, o);
     if (lane == 0) w.total[(uint64_t)row * d.heads + h] = sum + expf(((const float *)sink.data)[h] - top);
@@ -210,18 +223,18 @@ static __global__ void __launch_bounds__(THREADS) values_kernel(dev d, uint32_t 
             int h = h0 + warp % 4 * 16 + g + 8 * (i / 2), k = d0 + half * (DIMS / 2) + 8 * n + 2 * t + (i & 1);
             if (h < d.heads && k < dim)
                 q[((uint64_t)(first + blockIdx.x) * d.heads + h) * dim + k] =
-                    bf16::rb(c[n][i] / w.total[(uint64_t)blockIdx.x * d.heads + h]);
+                    __bfloat162float(__float2bfloat16_rn(c[n][i] / w.total[(uint64_t)blockIdx.x * d.heads + h]));
         }
 }
 
 void tensor_attention(const dev &d, uint32_t first, uint32_t n, int layer, int part, int lo_kind, float *q,
                       const dev_weight &sink, const attention_work &w, cudaStream_t s) {
-    unsigned groups = ceil_div(d.heads, HEADS), tiles = (unsigned)w.keys_max / KEYS;
+    unsigned groups = (unsigned)(d.heads + HEADS - 1) / HEADS, tiles = (unsigned)w.keys_max / KEYS;
     size_t shared = (size_t)(HEADS + KEYS) * (d.head_dim + 8) * sizeof(uint16_t);
     cudaFuncSetAttribute(logits_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared);
     tensor_keys(d, first, n, layer, part, lo_kind, w, s);
     /* few rows: a block per tile; many rows: a block runs through the tiles with its queries at hand */
     logits_kernel<<<dim3(n, n >= 128 ? 1 : tiles, groups), THREADS, shared, s>>>(d, first, q, w);
-    softmax_kernel<<<ceil_div((int64_t)n * d.heads * 32, 256), 256, 0, s>>>(d, sink, w, n);
-    values_kernel<<<dim3(n, ceil_div(d.head_dim, DIMS), groups), THREADS, 0, s>>>(d, first, q, w);
+    softmax_kernel<<<(n * (unsigned)d.heads * 32 + 255) / 256, 256, 0, s>>>(d, sink, w, n);
+    values_kernel<<<dim3(n, (unsigned)(d.head_dim + DIMS - 1) / DIMS, groups), THREADS, 0, s>>>(d, first, q, w);
 }

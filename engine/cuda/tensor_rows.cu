@@ -2,6 +2,8 @@
 #include "engine/cuda/pairs.cuh"
 #include "engine/cuda/tensor.cuh"
 
+static unsigned ceil_div(int64_t a, int64_t b) { return (unsigned)((a + b - 1) / b); }
+
 /* Eight values become bf16, through FP8Q32 if wanted: four neighbouring lanes share a block of 32. */
 static __device__ __forceinline__ void pack8(float v[8], bool quantise, uint32_t out[4]) {
     if (quantise) {
@@ -65,7 +67,7 @@ static __global__ void __launch_bounds__(256)
     await_launch();
     allow_launch();
     uint64_t row = list ? list[blockIdx.x] : blockIdx.x;
-    int64_t width = padded(k_count), k = 8 * ((int64_t)blockIdx.y * 256 + threadIdx.x);
+    int64_t width = (k_count + K_BLOCK - 1) / K_BLOCK * K_BLOCK, k = 8 * ((int64_t)blockIdx.y * 256 + threadIdx.x);
     float v[8] = {};
     if (k < k_count && x_bf16) unpack8(*(const uint4 *)((const uint16_t *)x + row * ldx + k), v);
     else if (k < k_count) load8((const float *)x + row * ldx + k, v);
@@ -93,7 +95,7 @@ static __global__ void __launch_bounds__(256) act_kernel(dev_moe m, uint32_t pai
                 b[j] = b[j] > lim ? lim : b[j] < -lim ? -lim : b[j];
                 a[j] = a[j] > lim ? lim : a[j];
             }
-            v[j] = bf16::rb(weight * (a[j] * sigmoid(a[j]) * b[j]));
+            v[j] = rounded(weight * (a[j] * sigmoid(a[j]) * b[j]));
         }
     }
     uint32_t p[4];
@@ -136,7 +138,7 @@ static __device__ __forceinline__ void norm_pack(float v[NORM_CHUNKS][8], int wi
         if (k / 256 * 256 >= padded(width)) break;      /* whole warps, for the shuffles */
 #pragma unroll
         for (int j = 0; j < 8; j++)
-            if (k < width) v[i][j] = bf16::rb(w[i][j] * (v[i][j] * r));
+            if (k < width) v[i][j] = rounded(w[i][j] * (v[i][j] * r));
         uint32_t p[4];
         if (plain) {
             pack8(v[i], false, p);
@@ -180,7 +182,7 @@ static __global__ void __launch_bounds__(NORM_THREADS)
             for (int j = 0; j < 8; j++) v[i][j] += pre[n] * x[j];
         }
 #pragma unroll
-        for (int j = 0; j < 8; j++) v[i][j] = bf16::rb(v[i][j]);
+        for (int j = 0; j < 8; j++) v[i][j] = rounded(v[i][j]);
     }
     norm_pack(v, d.hidden, gain, d.norm_eps, woven, plain ? plain + at : NULL, quantised ? quantised + at : NULL);
 }
@@ -204,7 +206,7 @@ static __global__ void __launch_bounds__(256) expand_kernel(dev d, dev_moe m, ui
         y[2] += __uint_as_float(v.y << 16);
         y[3] += __uint_as_float(v.y & 0xffff0000u);
     }
-    for (int i = 0; i < 4; i++) y[i] = bf16::rb(y[i]);
+    for (int i = 0; i < 4; i++) y[i] = rounded(y[i]);
     expand_quad<bf16>(d, row, k, y);
 }
 
@@ -220,6 +222,7 @@ void tensor_act(const dev_moe &m, uint32_t rows, bool woven, uint16_t *out, cuda
     uint32_t pairs = rows * ((uint32_t)m.per_token + 1);
     act_kernel<<<ceil_div(pairs * padded(m.moe_dim) / 8, 256), 256, 0, s>>>(m, pairs, woven, out);
 }
+
 
 int tensor_norm_width_max(void) { return NORM_WIDTH_MAX; }
 

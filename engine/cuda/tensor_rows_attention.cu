@@ -1,4 +1,4 @@
-/* Attention of whole rows on tensor cores: the real model's heads. */
+/* Attention of whole rows: 64 heads of 512 channels, the real model's. */
 #include "engine/cuda/pairs.cuh"
 #include "engine/cuda/tensor.cuh"
 #include "engine/cuda/wgmma.cuh"
@@ -7,7 +7,7 @@
  * logits each has every second tile, for the values each has half of the channels. Keys are decoded twice, since they
  * do not fit decoded; queries give their room to the probabilities. */
 enum {
-    ROW_HEADS = 64, ROW_DIM = 512, ROW_TILES = ROW_KEYS_MAX / 64, ROW_THREADS = 256, GROUP = 128,
+    ROW_HEADS = 64, ROW_DIM = 512, ROW_TILES = 10, ROW_THREADS = 256, GROUP = 128,
     TILE_BYTES = 64 * 128,                      /* 64 rows of 64 values */
     QUERY_BYTES = ROW_TILES * TILE_BYTES,       /* 8 tiles of queries, then up to 10 of probabilities */
     KEYS_BYTES = 8 * TILE_BYTES,                /* a group's: 64 keys of 512 channels, or twice 64 of 256 */
@@ -97,6 +97,18 @@ static __device__ __forceinline__ float quad_max(float v) {
     return fmaxf(v, __shfl_xor_sync(0xffffffffu, v, 2));
 }
 
+static __device__ __forceinline__ float quad_sum(float v) {
+    v += __shfl_xor_sync(0xffffffffu, v, 1);
+    return v + __shfl_xor_sync(0xffffffffu, v, 2);
+}
+
+/* Rotates neighbours as rope_kernel does; t: cos, sin of the pair. */
+static __device__ __forceinline__ void rotate_pair(float &a, float &b, const float *t, float sign) {
+    float x = a, y = b, si = sign * t[1];
+    a = rounded(x * t[0] - y * si);
+    b = rounded(x * si + y * t[0]);
+}
+
 /* Queries of the row, rotated, as 8 tiles of 64 heads by 64 channels; eight loads of a thread are under way at once. */
 static __device__ __forceinline__ void load_queries(const dev &d, const uint16_t *q, const float *table, uint8_t *to) {
     enum { AT_ONCE = 8, EIGHTS = ROW_DIM / 8, STEP = ROW_THREADS / EIGHTS };
@@ -117,7 +129,7 @@ static __device__ __forceinline__ void load_queries(const dev &d, const uint16_t
 #pragma unroll
                 for (int j = 0; j < 4; j++) {
                     float a = __uint_as_float(p[j] << 16), b = __uint_as_float(p[j] & 0xffff0000u);
-                    rotate<bf16>(a, b, turn[2 * j], turn[2 * j + 1]);
+                    rotate_pair(a, b, turn + 2 * j, 1);
                     p[j] = pair_of(a, b);
                 }
                 x[i] = make_uint4(p[0], p[1], p[2], p[3]);
@@ -206,7 +218,7 @@ static __device__ __forceinline__ void probabilities(float (&s)[ROW_TILES / 2][3
     }
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        sum[r] = quad_sum(sum[r], 1);
+        sum[r] = quad_sum(sum[r]);
         if (me.t == 0) refs.sum[me.group][me.head + 8 * r] = sum[r];
     }
     wgmma_publish();
@@ -264,12 +276,9 @@ static __device__ __forceinline__ void row_values(const uint8_t *tiles, uint8_t 
 #pragma unroll
         for (int n = 0; n < CHANNELS / 8; n++) {
             asm volatile("" : "+f"(o[4 * n + 2 * r]), "+f"(o[4 * n + 2 * r + 1])::"memory");
-            float a = bf16::rb(o[4 * n + 2 * r] * part[r]), b = bf16::rb(o[4 * n + 2 * r + 1] * part[r]);
+            float a = rounded(o[4 * n + 2 * r] * part[r]), b = rounded(o[4 * n + 2 * r + 1] * part[r]);
             int k = k0 + 8 * n;
-            if (k >= to.rope_from) {
-                const float *turn = to.table + k - to.rope_from + 2 * me.t;
-                rotate<bf16>(a, b, turn[0], -turn[1]);
-            }
+            if (k >= to.rope_from) rotate_pair(a, b, to.table + k - to.rope_from + 2 * me.t, -1);
             /* threads 0 and 2 of a quad hold 0, 1 and 4, 5 of eight channels, 1 and 3 the others: with what its partner
              * gives, each has one of the pairs (0,4) (1,5) (2,6) (3,7) of tensor.cuh */
             float other = __shfl_xor_sync(0xffffffffu, me.t < 2 ? b : a, 2);
@@ -376,9 +385,11 @@ static __global__ void __launch_bounds__(ROW_THREADS, 1) slice_kernel(dev d, row
 bool tensor_attention_rows_can(const dev &d, const cedar_layout &l, const attention_work &w) {
     bool aligned = l.page_bytes % 8 == 0 && l.ring_row_bytes % 8 == 0 && l.ring_bytes % 8 == 0;
     for (int32_t i = 0; i < l.part_count; i++) aligned = aligned && l.part[i].kv_codes % 8 == 0;
-    return aligned && d.heads == ROW_HEADS && d.head_dim == ROW_DIM && w.keys_max <= ROW_KEYS_MAX && d.rope <= 64 &&
+    return aligned && d.heads == ROW_HEADS && d.head_dim == ROW_DIM && w.keys_max <= ROW_TILES * 64 && d.rope <= 64 &&
            d.rope % 8 == 0;
 }
+
+static_assert(ROW_TILES * 64 == ROW_KEYS_MAX, "the buffer of logits is as long as the tiles of a row");
 
 enum { ROW_SHARED = ROW_BYTES + sizeof(row_keys) };
 

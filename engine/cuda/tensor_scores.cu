@@ -5,6 +5,17 @@
 
 enum { SCORE_WARPS = 4 };
 
+static __device__ __forceinline__ int64_t entry_of(const dev &d, uint32_t row, int64_t n, int64_t visible,
+                                                   bool pooled) {
+    int64_t j = n;
+    if (pooled) {
+        int64_t b = n / d.candidate_block;
+        if (b >= d.pool_count[row]) return -1;
+        j = (int64_t)d.pool[(uint64_t)row * d.candidate_blocks + b] * d.candidate_block + n % d.candidate_block;
+    }
+    return j < visible ? j : -1;
+}
+
 /* index_dim 128: a thread of a quad holds 32 channels of a head or an entry, in pairs as in tensor.cuh. Up to
  * 16 * TILES heads, a multiple of 16. A warp keeps its row's queries in registers and walks `entries` entries, eight at
  * a time. */
@@ -47,7 +58,7 @@ static __global__ void __launch_bounds__(32 * SCORE_WARPS)
             }
         }
     for (int64_t n = n0; n < end; n += 8) {
-        int64_t j = entry_at(d, row, n + g, visible, pooled);
+        int64_t j = entry_of(d, row, n + g, visible, pooled);
         uint32_t words[4] = { 0, 0, 0, 0 };
         uint8_t scale = 127;
         if (j >= 0) {
@@ -82,8 +93,8 @@ static __global__ void __launch_bounds__(32 * SCORE_WARPS)
         }
         if (g == 0) {
             int64_t m = n + 2 * t;
-            if (m < count_max) out[m] = entry_at(d, row, m, visible, pooled) >= 0 ? sum0 : -INFINITY;
-            if (m + 1 < count_max) out[m + 1] = entry_at(d, row, m + 1, visible, pooled) >= 0 ? sum1 : -INFINITY;
+            if (m < count_max) out[m] = entry_of(d, row, m, visible, pooled) >= 0 ? sum0 : -INFINITY;
+            if (m + 1 < count_max) out[m + 1] = entry_of(d, row, m + 1, visible, pooled) >= 0 ? sum1 : -INFINITY;
         }
     }
 }
@@ -93,7 +104,7 @@ void tensor_scores(const dev &d, uint32_t first, uint32_t n, const float *iq, co
     int64_t count = pooled ? (int64_t)d.candidate_blocks * d.candidate_block : d.context;
     if (count > d.context) count = d.context;
     int entries = few_rows(n) ? 32 : 256;       /* a long walk spares loading the queries again */
-    dim3 grid(ceil_div(count, SCORE_WARPS * entries), n);
+    dim3 grid((unsigned)((count + SCORE_WARPS * entries - 1) / (SCORE_WARPS * entries)), n);
     auto kernel = d.index_heads <= 32 ? scores_kernel<2> : scores_kernel<4>;
     kernel<<<grid, 32 * SCORE_WARPS, 0, s>>>(d, first, iq, g, part, ratio, pooled, count, entries);
 }

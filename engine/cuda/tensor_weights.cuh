@@ -156,7 +156,7 @@ struct source {
         void *to = y[blockIdx.z * z_y];
         uint64_t at = (uint64_t)(by_place ? i : entry(i)) * ldy + blockIdx.z * z_columns + n;
         if (kind == AS_BF16) ((__nv_bfloat16 *)to)[at] = __float2bfloat16_rn(v);
-        else ((float *)to)[at] = kind == AS_ROUNDED ? bf16::rb(v) : v;
+        else ((float *)to)[at] = kind == AS_ROUNDED ? rounded(v) : v;
     }
 };
 

@@ -139,7 +139,7 @@ static void make_attention(gpu_world *w) {
     a.keys = (dev_key *)keep_bytes(w, n * a.keys_max * sizeof(dev_key));
     a.fp4 = (uint8_t *)keep_bytes(w, n * a.keys_max);
     a.count = (int32_t *)keep_bytes(w, n * 4);
-    a.logits = (float *)keep_bytes(w, n * w->c.heads * (a.keys_max > ROW_KEYS_MAX ? a.keys_max : ROW_KEYS_MAX) * 4);
+    a.logits = (float *)keep_bytes(w, n * w->c.heads * a.keys_max * 4);
     a.total = (float *)keep_bytes(w, n * w->c.heads * 4);
 }
 
