@@ -76,7 +76,9 @@ int verb_frontier(lua_State *L);
 /* audit.c: audit{...}. */
 int verb_audit(lua_State *L);
 
-/* findings.c: ladder{...} and claim{...}. */
+/* findings.c: ladder{...}, claim{...}, published(path) and shape(model). */
+int verb_published(lua_State *L);
+int verb_shape(lua_State *L);
 int verb_ladder(lua_State *L);
 int verb_claim(lua_State *L);
 

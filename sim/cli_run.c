@@ -221,6 +221,24 @@ static cedar_status host_finding(void *self, cedar_finding kind, const void *row
     return st ? st : x->observer.finding(x->observer.self, kind, row, err);
 }
 
+/* A file as given, or else under the data directory. */
+static cedar_status find_published(const char *data_dir, const char *path, cedar_published_list **out, cedar_err *err) {
+    char found[2048];
+    int n = snprintf(found, sizeof found, "%s", path);
+    if (access(path, R_OK)) n = snprintf(found, sizeof found, "%s/%s", data_dir, path);
+    if (n >= (int)sizeof found || access(found, R_OK))
+        return cedar_fail(err, CEDAR_E_IO, "%.200s: no such file, neither here nor under %.200s", path, data_dir);
+    return cedar_published_load(found, out, err);
+}
+
+static cedar_status host_published(void *self, const char *path, cedar_published_list **out, cedar_err *err) {
+    return find_published(((const execution *)self)->data_dir, path, out, err);
+}
+
+static cedar_status host_shape(void *self, const char *model, cedar_shape *out, cedar_err *err) {
+    return cedar_shape_figures(model, ((const execution *)self)->data_dir, out, err);
+}
+
 static void host_print(void *self, const char *text) {
     (void)self;
     puts(text);
@@ -282,7 +300,8 @@ static int execute(execution *x) {
     if (st) return cedar_cli_fail(&err);
     x->observer = (cedar_observer){ .self = x, .run_begin = first_run };
     cedar_script_host host = { .self = x, .run = host_run, .audit = host_audit, .expect = host_expect,
-                               .finding = host_finding, .print = host_print };
+                               .published = host_published, .shape = host_shape, .finding = host_finding,
+                               .print = host_print };
     cedar_script_opts o = { .name = x->path, .text = x->text, .bytes = x->bytes, .overrides = x->overrides,
                             .override_count = x->override_count, .seed = scenario_seed(x->overrides, x->override_count),
                             .stop = cedar_cli_stop() };
@@ -510,6 +529,14 @@ static int verdict(const replay *x, cedar_status st, cedar_err *err) {
     return CEDAR_EXIT_DIVERGED;
 }
 
+static cedar_status replay_published(void *self, const char *path, cedar_published_list **out, cedar_err *err) {
+    return find_published(((const replay *)self)->data_dir, path, out, err);
+}
+
+static cedar_status replay_shape(void *self, const char *model, cedar_shape *out, cedar_err *err) {
+    return cedar_shape_figures(model, ((const replay *)self)->data_dir, out, err);
+}
+
 static int replay_all(replay *x, const char *db) {
     cedar_err err = { 0 };
     json_t *doc = NULL;
@@ -523,7 +550,7 @@ static int replay_all(replay *x, const char *db) {
         code = cedar_cli_fail(&err);
     } else {
         cedar_script_host host = {
-            .self = x, .run = replay_run, .audit = replay_audit, .expect = replay_expect,
+            .self = x, .published = replay_published, .shape = replay_shape, .run = replay_run, .audit = replay_audit, .expect = replay_expect,
             .print = x->verbose ? host_print : NULL
         };
         cedar_script_opts o = { .name = x->stored->scenario_path, .text = x->stored->scenario_text,

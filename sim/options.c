@@ -150,6 +150,8 @@ static const cedar_opt_info table[] = {
       "where step durations come from: the engine, an earlier run's database, or the cost model", AT(clock) },
     { "hardware", CEDAR_OPT_STRING, "", 0, 0, NULL,
       "what the cost model prices: a name in scenarios/hardware, or a file (clock modelled)", AT(hardware) },
+    { "assume", CEDAR_OPT_STRING, "", 0, 0, NULL,
+      "figures of the hardware that are set otherwise, e.g. launch_ns=500,overlap=0.5 (clock modelled)", AT(assume) },
     { "graphs", CEDAR_OPT_CHOICE, "split", 0, 0, "full|split|off",
       "how a GPU launches steps: one graph (nothing is trimmed), one per part, or kernel by kernel", AT(graphs) },
     { "pace", CEDAR_OPT_CHOICE, "fixed", 0, 0, "fixed|measured",

@@ -104,6 +104,7 @@ struct cedar_run_opts {
 
     cedar_clock clock;
     const char *hardware;           /* name in scenarios/hardware, or a file; "" = none */
+    const char *assume;             /* figures of it that are set otherwise; "" = none */
     cedar_graphs graphs;            /* cost.h */
     cedar_pace pace;
     int64_t pace_step_us, pace_row_us;

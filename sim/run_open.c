@@ -2,6 +2,7 @@
 #include <inttypes.h>
 
 #include "base/mem.h"
+#include "sim/assume.h"
 #include "sim/run_int.h"
 
 /* Share of described device memory that weights, windows and pages may take; the rest is for activations. */
@@ -166,6 +167,7 @@ static cedar_status make_cost(run *r, cedar_err *err) {
     const cedar_run_opts *o = r->opts;
     if (o->clock != CEDAR_CLOCK_MODELLED) return CEDAR_OK;
     cedar_status st = r->host->hardware(r->host->data_dir, o->hardware, &r->hardware, err);
+    if (!st) st = cedar_hardware_assume(&r->hardware, o->assume, err);
     if (!st) st = cedar_cost_make(r->config, &r->hardware, o->graphs, &r->cost, err);
     if (st) return st;
     double room = r->hardware.gpus * r->hardware.hbm_bytes * MEMORY_SHARE,

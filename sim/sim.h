@@ -144,7 +144,7 @@ typedef struct cedar_run_result {
     uint64_t warmup_requests;       /* primers among them */
     uint64_t errors, sessions, steps;
     uint64_t in_tokens, out_tokens, hit_tokens, replayed_tokens, trimmed_tokens;
-    double ttft_p50_ms, ttft_p90_ms, itl_p50_ms, itl_p90_ms;
+    double ttft_mean_ms, ttft_p50_ms, ttft_p90_ms, itl_mean_ms, itl_p50_ms, itl_p90_ms;
     double interactivity_p90;       /* 1 / p90(ITL), tok/s/user */
     double floor_interactivity;     /* the same at floor_percentile */
     bool floor_met;                 /* it reaches floor_tok_s_user; true without a floor */
