@@ -155,6 +155,7 @@ static const struct { cedar_claim_test t; cedar_claim_verdict want; } judged[] =
     { { CEDAR_CLAIM_WITHIN, 0.25, 4, 0, 4, 3, 5.1 }, CEDAR_CLAIM_UNDECIDED },           /* and above */
     { { CEDAR_CLAIM_WITHIN, 0.25, 4, 0, 4, 1, 9 }, CEDAR_CLAIM_UNDECIDED },             /* on both sides */
     { { CEDAR_CLAIM_WITHIN, 0.25, 4, 0, 6, 5, 7 }, CEDAR_CLAIM_UNDECIDED },             /* touches it */
+    { { CEDAR_CLAIM_WITHIN, 0.25, 4, 0, 2, 1, 3 }, CEDAR_CLAIM_UNDECIDED },
     { { CEDAR_CLAIM_WITHIN, 0.25, 4, 0, 6, 5.1, 7 }, CEDAR_CLAIM_NOT_REPRODUCED },
     { { CEDAR_CLAIM_WITHIN, 0.25, 4, 0, 2, 1, 2.9 }, CEDAR_CLAIM_NOT_REPRODUCED },
     { { CEDAR_CLAIM_WITHIN, 0.25, -4, 0, -4.5, POINT }, CEDAR_CLAIM_REPRODUCED },       /* a published loss */
@@ -230,6 +231,7 @@ START_TEST(assumptions) {
         { "launch_ns=", "assume: launch_ns = \"\" is not a number" },
         { "launch_ns=5x", "assume: launch_ns = \"5x\" is not a number" },
         { "overlap=2", "assume: overlap = 2: allowed are 0.01 to 1 (" },
+        { "overlap=0.001", "assume: overlap = 0.001: allowed are 0.01 to 1 (" },
         { "overlap=nan", "assume: overlap = nan: allowed are 0.01 to 1 (" },
     };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
