@@ -145,8 +145,25 @@ static const cedar_opt_info table[] = {
       "where step durations come from: the engine, an earlier run's database, or the cost model", AT(clock) },
     { "hardware", CEDAR_OPT_STRING, "", 0, 0, NULL,
       "what the cost model prices: a name in scenarios/hardware, or a file (clock modelled)", AT(hardware) },
-    { "graphs", CEDAR_OPT_CHOICE, "split", 0, 0, "full|split|off",
-      "how a GPU launches steps: one graph (nothing is trimmed), one per part, or kernel by kernel", AT(graphs) },
+    { "graphs", CEDAR_OPT_CHOICE, "split", 0, 0, "full|split|off|decode|trimmed",
+      "a GPU's graphs: one a step, one a part, none; modelled alone: decode steps, and trimmed layers",
+      AT(graphs) },
+    { "kv_rows", CEDAR_OPT_CHOICE, "fp4", 0, 0, "fp4|fp8",
+      "size of global KV rows and index keys: the model's own, or FP8 (modelled, without numerics)",
+      AT(kv_rows) },
+    { "kernels", CEDAR_OPT_CHOICE, "separate", 0, 0, "separate|fused",
+      "kernels of a layer that the cost model counts (clock modelled)", AT(kernels) },
+    { "side_stream", CEDAR_OPT_BOOL, "false", 0, 0, NULL,
+      "true: a second stream hides the kernels that the hardware file names (clock modelled)",
+      AT(side_stream) },
+    { "allreduce", CEDAR_OPT_CHOICE, "plain", 0, 0, "plain|fused",
+      "all-reduces of several GPUs: alone, or with the kernel behind them in one (clock modelled)", AT(allreduce) },
+    { "draft_tokens", CEDAR_OPT_INT, "0", 0, 64, NULL,
+      "tokens drafted for a step of each request; 0 = no speculation (modelled, without numerics)",
+      AT(draft_tokens) },
+    { "acceptance_length", CEDAR_OPT_REAL, "0", 0, 65, NULL,
+      "tokens that a verify step yields on average, 1 to draft_tokens + 1; only with draft_tokens",
+      AT(acceptance_ppb) },
     { "pace", CEDAR_OPT_CHOICE, "fixed", 0, 0, "fixed|measured",
       "step length on the schedule axis: pace_step_us + rows * pace_row_us, or the clock's", AT(pace) },
     { "pace_step_us", CEDAR_OPT_INT, "1000", 1, 1e9, NULL, "schedule time of a step in us", AT(pace_step_us) },
@@ -669,9 +686,29 @@ static cedar_status check_rules(const cedar_run_opts *o, cedar_err *err) {
     return CEDAR_OK;
 }
 
+static cedar_status check_speculation(const cedar_run_opts *o, cedar_err *err) {
+    if (!o->draft_tokens && o->acceptance_ppb)
+        return cedar_fail(err, CEDAR_E_ARG, "acceptance_length = %s needs draft_tokens, for example 5",
+                          cedar_opts_get(o, "acceptance_length"));
+    if (!o->draft_tokens) return CEDAR_OK;
+    if (o->acceptance_ppb < BILLION || o->acceptance_ppb > (o->draft_tokens + 1) * BILLION)
+        return cedar_fail(err, CEDAR_E_ARG,
+                          "acceptance_length = %s: a step of draft_tokens = %lld yields 1 to %lld tokens on average",
+                          cedar_opts_get(o, "acceptance_length"), (long long)o->draft_tokens,
+                          (long long)o->draft_tokens + 1);
+    if (o->step_tokens <= o->draft_tokens)
+        return cedar_fail(err, CEDAR_E_ARG, "step_tokens = %lld: a verify step has %lld rows",
+                          (long long)o->step_tokens, (long long)o->draft_tokens + 1);
+    if (o->floor_mode == CEDAR_FLOOR_ADMIT)
+        return cedar_fail(err, CEDAR_E_ARG, "floor_mode = \"admit\" counts one token a step; it cannot be kept with "
+                          "draft_tokens; take floor_mode = \"mark\"");
+    return CEDAR_OK;
+}
+
 cedar_status cedar_opts_check(const cedar_run_opts *o, cedar_err *err) {
     cedar_status st = check_paths(o->trace, err);
     if (!st) st = check_rules(o, err);
+    if (!st) st = check_speculation(o, err);
     if (st) return st;
     if (o->chunk_tokens > o->step_tokens)
         return cedar_fail(err, CEDAR_E_ARG, "chunk_tokens = %lld is more than step_tokens = %lld; a chunk is part of "

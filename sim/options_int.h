@@ -30,6 +30,9 @@ typedef enum cedar_primers { CEDAR_PRIMERS_SPREAD, CEDAR_PRIMERS_BURST } cedar_p
 typedef enum cedar_on_error { CEDAR_ON_ERROR_ADVANCE, CEDAR_ON_ERROR_END } cedar_on_error;
 typedef enum cedar_history { CEDAR_HISTORY_RECORDED } cedar_history;
 typedef enum cedar_salt { CEDAR_SALT_TREE, CEDAR_SALT_NONE } cedar_salt;
+typedef enum cedar_kv_rows { CEDAR_KV_ROWS_FP4, CEDAR_KV_ROWS_FP8 } cedar_kv_rows;
+typedef enum cedar_kernels { CEDAR_KERNELS_SEPARATE, CEDAR_KERNELS_FUSED } cedar_kernels;
+typedef enum cedar_allreduce { CEDAR_ALLREDUCE_PLAIN, CEDAR_ALLREDUCE_FUSED } cedar_allreduce;
 typedef enum cedar_floor_mode { CEDAR_FLOOR_MARK, CEDAR_FLOOR_ADMIT } cedar_floor_mode;
 
 typedef enum cedar_routing {
@@ -102,7 +105,13 @@ struct cedar_run_opts {
 
     cedar_clock clock;
     const char *hardware;           /* name in scenarios/hardware, or a file; "" = none */
-    cedar_graphs graphs;            /* cost.h */
+    cedar_graphs graphs;            /* cost.h, as the switches below */
+    cedar_kv_rows kv_rows;
+    cedar_kernels kernels;
+    bool side_stream;
+    cedar_allreduce allreduce;
+    int64_t draft_tokens;           /* 0 = no speculation */
+    int64_t acceptance_ppb;         /* tokens of a verify step on average, times 10^9; 0 = not given */
     cedar_pace pace;
     int64_t pace_step_us, pace_row_us;
 

@@ -24,6 +24,8 @@ typedef struct cedar_request {
     uint32_t pos, start, write_floor;       /* next position to feed, the first one fed */
     uint64_t order;                 /* of admission, on its engine */
     uint64_t ends;                  /* decode step of its engine behind which it ends */
+    uint64_t luck;                  /* with speculation: key of its stream of random numbers */
+    uint32_t yield;                 /* tokens that the verify step under way will have yielded */
 } cedar_request;
 
 /* What a run has when nothing computes: run_modelled.c. */

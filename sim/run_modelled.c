@@ -3,7 +3,9 @@
  * A run may have several engines, each with a line, a scheduler, pages and a prefix cache of its own, on one clock. A
  * step costs what its sums cost, not what its requests are many: all requests that decode go one token forward in every
  * step, so an engine counts its decode steps, and a request knows at which count it ends. What comes out is, row for
- * row, what run_engine.c would do with an engine whose steps take the same time (tests/test_modelled.c).
+ * row, what run_engine.c would do with an engine whose steps take the same time (tests/test_modelled.c). With
+ * speculation each goes forward by what is accepted of its drafts, drawn from a stream of its own, so that it still
+ * knows where it ends.
  *
  * Meter and schedule time are one. Order of what happens at one time: steps end, in the order of engines; then events,
  * in theirs; then engines that are free begin their next steps. */
@@ -12,6 +14,7 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "base/rng.h"
 #include "sim/run_int.h"
 
 typedef cedar_run_state run;
@@ -37,7 +40,9 @@ typedef struct engine {
     request **decoding;             /* [seq_count] heap: which ends first, then order of admission */
     uint32_t decoding_count;
     uint64_t prompt_tokens;         /* of `prompts`, all together */
-    uint64_t context;               /* positions that the decode rows of the next step attend to */
+    uint64_t context;               /* positions that each request's first decode row of the next step attends to */
+    uint32_t verify_rows;           /* rows of the decode step under way: one of each request without speculation */
+    uint32_t yielded;               /* tokens that they will have yielded, with speculation */
     uint64_t decode_steps, admitted;
     bool blocked;                   /* the first waiting request did not fit; wait for one to end */
     bool busy;                      /* a step is under way */
@@ -336,6 +341,77 @@ static request *heap_pop(engine *e) {
     return first;
 }
 
+/* --- speculation -------------------------------------------------------------------------------------------------- */
+
+enum { BILLION = 1000000000 };
+
+/* Tokens that verify step `step` of the request yields: whole acceptance lengths, and one more as often as the fraction
+ * says (spec/agentx.md 1.7, the schedule of least variance). */
+static uint32_t accepted(const run *r, const request *q, uint32_t step) {
+    uint64_t length = (uint64_t)r->opts->acceptance_ppb;
+    return (uint32_t)(length / BILLION) + (cedar_rng_below(q->luck, step, BILLION) < length % BILLION);
+}
+
+/* How many steps the answer takes from its first token on. */
+static uint32_t decode_steps_of(const run *r, request *q) {
+    uint32_t left = q->row.out_tokens - 1, steps = 0;
+    if (!r->opts->draft_tokens) return left;
+    q->luck = cedar_rng_at(cedar_rng_key((uint64_t)r->opts->seed, "speculation.accepted"), (uint64_t)q->row.request_id);
+    while (left) {
+        uint32_t n = accepted(r, q, steps++);
+        left -= n < left ? n : left;
+    }
+    return steps;
+}
+
+/* Rows of the next decode step into the load: one of each request, or with speculation one and its drafts, but none
+ * behind the last token of the answer. */
+static void load_decoding(const run *r, engine *e, cedar_cost_load *load) {
+    e->verify_rows = e->decoding_count;
+    load->context = (double)e->context;
+    uint32_t most = 1 + (uint32_t)r->opts->draft_tokens;
+    if (most > 1) {
+        uint64_t context = 0;
+        e->verify_rows = e->yielded = 0;
+        for (uint32_t i = 0; i < e->decoding_count; i++) {
+            request *q = e->decoding[i];
+            uint32_t left = q->row.out_tokens - q->produced, rows = left < most ? left : most,
+                     got = accepted(r, q, q->row.decode_steps);
+            q->yield = got < rows ? got : rows;
+            e->verify_rows += rows;
+            e->yielded += q->yield;
+            context += (uint64_t)rows * (q->row.in_tokens + q->produced) + rows * (rows - 1) / 2;
+        }
+        load->context = (double)context;
+    }
+    load->rows = load->kept_rows = e->verify_rows;
+    load->kept_context = load->context;
+    load->logits = e->verify_rows;
+    load->drafts = most > 1 ? e->decoding_count : 0;
+}
+
+/* The decode step has ended: each request has its tokens. Without speculation that is the engine's count alone. */
+static void count_decoded(const run *r, engine *e) {
+    e->decode_steps++;
+    if (!r->opts->draft_tokens) {
+        e->context += e->decoding_count;
+        return;
+    }
+    for (uint32_t i = 0; i < e->decoding_count; i++) {
+        request *q = e->decoding[i];
+        q->produced += q->yield;
+        q->row.decode_steps++;
+        e->context += q->yield;
+    }
+}
+
+/* Where the request stands; without speculation it follows from the engine's count. */
+static void count_produced(const run *r, const engine *e, request *q) {
+    if (r->opts->draft_tokens) return;
+    q->produced = q->row.out_tokens - (uint32_t)(q->ends - e->decode_steps);
+    q->row.decode_steps = q->produced - 1;
+}
+
 /* --- the end of a request ----------------------------------------------------------------------------------------- */
 
 /* Stored windows of a request at its end: at the last page boundary it has passed behind the prompt's last whole page.
@@ -359,8 +435,7 @@ static cedar_status keep_pages(run *r, engine *e, request *q, cedar_err *err) {
 
 static cedar_status finish(run *r, engine *e, request *q, cedar_err *err) {
     e->blocked = false;
-    q->produced = q->row.out_tokens;
-    q->row.decode_steps = q->produced - 1;
+    CEDAR_ASSERT(q->produced == q->row.out_tokens);
     q->row.last_sched_ns = r->clock.sched_ns;
     q->row.last_ns = r->clock.meter_ns;
     cedar_status st = keep_pages(r, e, q, err);
@@ -373,7 +448,9 @@ static cedar_status finish(run *r, engine *e, request *q, cedar_err *err) {
 /* --- a step ------------------------------------------------------------------------------------------------------- */
 
 static uint32_t plan_chunks(const run *r, engine *e) {
-    cedar_sched_limits limits = { .step_rows = r->engine_opts.step_rows, .step_seqs = r->engine_opts.step_seqs,
+    uint32_t drafted = e->verify_rows - e->decoding_count;
+    cedar_sched_limits limits = { .step_rows = r->engine_opts.step_rows - drafted,
+                                  .step_seqs = r->engine_opts.step_seqs,
                                   .chunk_rows = (uint32_t)r->opts->chunk_tokens };
     if (r->predictor.step_ns && e->prompt_count) {
         limits.prefill_capped = true;
@@ -391,9 +468,9 @@ static void describe_step(const run *r, const engine *e, cedar_step_row *row) {
                              .entries = e->decoding_count + e->chunk_count,
                              .prefill_entries = e->chunk_count,
                              .decode_entries = e->decoding_count,
-                             .decode_rows = e->decoding_count,
-                             .rows = e->decoding_count,
-                             .kept_rows = e->decoding_count,
+                             .decode_rows = e->verify_rows,
+                             .rows = e->verify_rows,
+                             .kept_rows = e->verify_rows,
                              .graph = run_step_graph(r),
                              .waiting = (uint32_t)e->waiting.count,
                              .running = running(e),
@@ -450,6 +527,7 @@ static cedar_status emit_step(run *r, engine *e, const cedar_step_row *row, ceda
 static void note_step(run *r, const engine *e, int64_t step_ns) {
     run_note(r, RUN_MARK_STEP, (uint64_t)e->number << 32 | e->decoding_count, (uint64_t)r->clock.sched_ns,
              (uint64_t)step_ns);
+    if (r->opts->draft_tokens) run_note(r, RUN_MARK_TOKEN, e->number, e->verify_rows, e->yielded);
     for (uint32_t i = 0; i < e->chunk_count; i++) {
         const cedar_plan_entry *p = &e->entries[i];
         run_note(r, RUN_MARK_ENTRY, (uint64_t)e->prompts[i]->row.request_id, (uint64_t)p->pos << 32 | p->rows,
@@ -460,10 +538,11 @@ static void note_step(run *r, const engine *e, int64_t step_ns) {
 /* Plans and prices the engine's next step; nothing happens when nothing runs. */
 static cedar_status begin_step(run *r, engine *e, cedar_err *err) {
     static const cedar_bounds none;
+    cedar_cost_load load = { 0 };
+    load_decoding(r, e, &load);
     e->chunk_count = plan_chunks(r, e);
     if (!e->chunk_count && !e->decoding_count) return CEDAR_OK;
-    cedar_cost_load load = { .rows = e->decoding_count, .context = (double)e->context, .kept_rows = e->decoding_count,
-                             .kept_context = (double)e->context, .logits = e->decoding_count };
+    load.prompts = e->chunk_count > 0;
     for (uint32_t i = 0; i < e->chunk_count; i++) {
         const request *q = e->prompts[i];
         uint32_t rows = e->chunks[i].rows;
@@ -471,6 +550,7 @@ static cedar_status begin_step(run *r, engine *e, cedar_err *err) {
                         q->pos + rows == q->row.in_tokens, &e->entries[i]);
         cedar_cost_load_add(&load, q->pos, rows, e->entries[i].kept);
         load.logits += e->entries[i].logits;
+        load.drafts += r->opts->draft_tokens ? e->entries[i].logits : 0;
     }
     int64_t ns = cedar_cost_load_ns(&r->cost, r->rules.cut, &load, &e->memo);
     r->steps++;
@@ -494,7 +574,7 @@ static void begin_decoding(run *r, engine *e, request *q, uint32_t *ended) {
         r->modelled->ended[(*ended)++] = q;
         return;
     }
-    q->ends = e->decode_steps + q->row.out_tokens - 1;
+    q->ends = e->decode_steps + decode_steps_of(r, q);
     e->context += q->row.in_tokens + 1;
     heap_push(e, q);
 }
@@ -507,10 +587,10 @@ static int by_order(const void *a, const void *b) {
 static cedar_status end_step(run *r, engine *e, cedar_err *err) {
     uint32_t ended = 0, kept = 0;
     e->busy = false;
-    e->decode_steps++;
-    e->context += e->decoding_count;
+    count_decoded(r, e);
     while (e->decoding_count && e->decoding[0]->ends == e->decode_steps) {
         request *q = heap_pop(e);
+        count_produced(r, e, q);
         e->context -= q->row.in_tokens + q->row.out_tokens;
         r->modelled->ended[ended++] = q;
     }
@@ -552,8 +632,7 @@ static uint32_t gather_running(run_modelled *m, const engine *e) {
     for (uint32_t i = 0; i < e->prompt_count; i++) m->ended[n++] = e->prompts[i];
     for (uint32_t i = 0; i < e->decoding_count; i++) {
         request *q = e->decoding[i];
-        q->produced = q->row.out_tokens - (uint32_t)(q->ends - e->decode_steps);
-        q->row.decode_steps = q->produced - 1;
+        count_produced(m->r, e, q);
         m->ended[n++] = q;
     }
     qsort(m->ended, n, sizeof *m->ended, by_order);

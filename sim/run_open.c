@@ -47,6 +47,27 @@ static cedar_status refuse_early(const run *r, cedar_err *err) {
     return CEDAR_OK;
 }
 
+/* Switches that only the cost model has. */
+static cedar_status refuse_switches(const run *r, cedar_err *err) {
+    const cedar_run_opts *o = r->opts;
+    bool modelled = o->clock == CEDAR_CLOCK_MODELLED, bare = cedar_run_backend(o) == CEDAR_BACKEND_NONE;
+    const struct { const char *key; bool set, can; const char *why; } switches[] = {
+        { "graphs", o->graphs == CEDAR_GRAPHS_DECODE || o->graphs == CEDAR_GRAPHS_TRIMMED, modelled,
+          "an engine launches all steps in one way" },
+        { "kv_rows", o->kv_rows != CEDAR_KV_ROWS_FP4, bare, "the engine's global rows are FP4" },
+        { "kernels", o->kernels != CEDAR_KERNELS_SEPARATE, modelled, "an engine has the kernels that it has" },
+        { "side_stream", o->side_stream, modelled, "the engine has one stream" },
+        { "allreduce", o->allreduce != CEDAR_ALLREDUCE_PLAIN, modelled, "the engine runs on one device" },
+        { "draft_tokens", o->draft_tokens > 0, bare, "runs of the engine do not speculate" },
+    };
+    for (size_t i = 0; i < sizeof switches / sizeof *switches; i++)
+        if (switches[i].set && !switches[i].can)
+            return cedar_fail(err, CEDAR_E_UNSUPPORTED, "%s = \"%s\": %s; take clock = \"modelled\"%s", switches[i].key,
+                              cedar_opts_get(o, switches[i].key), switches[i].why,
+                              modelled ? " and backend = \"none\"" : "");
+    return CEDAR_OK;
+}
+
 cedar_backend_kind cedar_run_backend(const cedar_run_opts *o) {
     return o->clock == CEDAR_CLOCK_MODELLED && o->backend == CEDAR_BACKEND_AUTO ? CEDAR_BACKEND_NONE : o->backend;
 }
@@ -111,7 +132,7 @@ static void make_engine_opts(run *r) {
     const cedar_run_opts *o = r->opts;
     uint32_t longest, streams;
     measure_traces(r, &longest, &streams);
-    uint64_t seqs = min_u64((uint64_t)o->lanes * streams, (uint64_t)o->step_tokens);
+    uint64_t seqs = min_u64((uint64_t)o->lanes * streams, (uint64_t)(o->step_tokens / (1 + o->draft_tokens)));
     seqs = min_u64(seqs, o->batch_max ? (uint64_t)o->batch_max : 4096);
     cedar_engine_opts *e = &r->engine_opts;
     *e = cedar_engine_defaults(r->config);
@@ -157,14 +178,33 @@ static void make_floor(run *r) {
     else r->predictor = (cedar_predictor){ &r->history, learnt_step_ns };
 }
 
+/* What the same pages take with FP8 rows. */
+static void widen_rows(run *r) {
+    cedar_memory_plan *m = &r->memory;
+    uint64_t from = m->kv_entry_bytes + m->index_entry_bytes, to = cedar_cost_fp8_row_bytes(r->config);
+    uint64_t *const figures[] = { &m->page_bytes, &m->kv_token_bytes_x1000 };
+    for (size_t i = 0; i < sizeof figures / sizeof *figures; i++) *figures[i] = *figures[i] * to / from;
+}
+
+static cedar_cost_switches switches_of(const cedar_run_opts *o) {
+    return (cedar_cost_switches){ .graphs = o->graphs,
+                                  .fp8_rows = o->kv_rows == CEDAR_KV_ROWS_FP8,
+                                  .fused_kernels = o->kernels == CEDAR_KERNELS_FUSED,
+                                  .side_stream = o->side_stream,
+                                  .fused_allreduce = o->allreduce == CEDAR_ALLREDUCE_FUSED,
+                                  .draft_tokens = (uint32_t)o->draft_tokens };
+}
+
 /* Prices, and what the described memory holds: weights (Engram tables lie in host memory), then pages, windows, and
  * what stored windows may take. */
 static cedar_status make_cost(run *r, cedar_err *err) {
     const cedar_run_opts *o = r->opts;
     if (o->clock != CEDAR_CLOCK_MODELLED) return CEDAR_OK;
+    const cedar_cost_switches on = switches_of(o);
     cedar_status st = r->host->hardware(r->host->data_dir, o->hardware, &r->hardware, err);
-    if (!st) st = cedar_cost_make(r->config, &r->hardware, o->graphs, &r->cost, err);
+    if (!st) st = cedar_cost_make(r->config, &r->hardware, &on, &r->cost, err);
     if (st) return st;
+    if (on.fp8_rows) widen_rows(r);
     double room = r->hardware.gpus * r->hardware.hbm_bytes * MEMORY_SHARE,
            weights = cedar_cost_weight_bytes(r->config, false);
     double needed =
@@ -247,6 +287,7 @@ cedar_status cedar_run_open(run *r, cedar_err *err) {
     const cedar_run_opts *o = r->opts;
     cedar_status st = cedar_opts_check(o, err);
     if (!st) st = refuse_early(r, err);
+    if (!st) st = refuse_switches(r, err);
     cedar_run_cache *cache = r->host->cache;
     if (!st) st = cedar_run_load_corpus(cache, o, r->host->data_dir, &r->corpus, err);
     if (!st) st = cedar_run_load_model(cache, o, r->host->data_dir, &r->model, r->origin, r->model_hash, err);

@@ -46,6 +46,7 @@ typedef struct journal {
     int64_t profile_ns, arrival_max;        /* schedule: start of the profiling phase, last arrival in it */
     double itl_sched_max, ttft_sched_mean;  /* of the profiling phase, schedule ns */
     int64_t open_lanes_max;
+    bool speculates;                        /* a decode step may yield more than one token */
     char status[16], error[480], session_ends[512];
     cedar_miss_reason misses[64];
     cedar_run_cache *cache;                 /* lent to the run; NULL = none */
@@ -114,7 +115,7 @@ static cedar_status on_request(void *self, const cedar_request_row *r, cedar_err
         ck_assert_int_le(r->first_ns, r->last_ns);
         ck_assert_uint_lt(r->hit_tokens, r->in_tokens); /* a token is left to compute */
         ck_assert_uint_le(r->hit_tokens, r->matched_tokens);
-        ck_assert_uint_eq(r->decode_steps, r->out_tokens - 1);
+        if (!l->speculates) ck_assert_uint_eq(r->decode_steps, r->out_tokens - 1);
     }
     fprintf(
         l->to,

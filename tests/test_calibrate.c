@@ -120,7 +120,7 @@ START_TEST(derived_positions_give_the_logged_price) {
     cedar_cost k;
     cedar_logged *l;
     int64_t live = cedar_mem_live();
-    OK(cedar_cost_make(&c, &hw, CEDAR_GRAPHS_SPLIT, &k, &failure));
+    OK(cedar_cost_make(&c, &hw, &(cedar_cost_switches){ .graphs = CEDAR_GRAPHS_SPLIT }, &k, &failure));
     OK(cedar_logged_load(in_dir("measured.db"), 0, &l, &failure));
     ck_assert_uint_eq(l->run_count, 5);
     uint32_t mixed = 0, shared = 0, trimmed = 0;
