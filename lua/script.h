@@ -11,6 +11,7 @@
 
 #include "audit/audit.h"
 #include "base/status.h"
+#include "sim/observer.h"
 #include "sim/sim.h"
 
 /* What a scenario may do to the world: everything goes through here. */
@@ -22,6 +23,8 @@ typedef struct cedar_script_host {
     cedar_status (*audit)(void *self, const cedar_audit_opts *opts, cedar_audit_result *out, cedar_err *err);
     /* Records an expectation; ok or not, the scenario goes on. */
     cedar_status (*expect)(void *self, const char *what, bool ok, const char *detail, cedar_err *err);
+    /* Records what ladder{...} or claim{...} says; NULL throws it away. */
+    cedar_status (*finding)(void *self, cedar_finding kind, const void *row, cedar_err *err);
     /* One print(...) or note(...) of the scenario, without newline at the end; NULL throws the text away. */
     void (*print)(void *self, const char *text);
 } cedar_script_host;

@@ -1,7 +1,7 @@
 /* Private to lua/: the state of one scenario execution, and what the files share.
  *
  * script.c owns the execution, sandbox.c limits and globals, stdlib.c the changed library functions, verbs.c the
- * verbs, search.c those that try many points, audit.c audits, policy.c functions that a run calls, values.c
+ * verbs, search.c those that try many points, audit.c audits, findings.c ladders and claims, policy.c functions that a run calls, values.c
  * conversions. Every function that takes a lua_State may raise a Lua error unless it says otherwise; C memory that must
  * survive that lives in Lua userdata. */
 #ifndef CEDAR_LUA_SCRIPT_INT_H
@@ -27,6 +27,7 @@ typedef struct script {
     cedar_err raised;                   /* the last error of a callback, as raised */
     uint64_t expect_count, expect_failed;
     char expect_first[256];             /* the first expectation that failed */
+    int64_t ladders;                    /* so many so far */
 } script;
 
 script *script_of(lua_State *L);        /* no error */
@@ -75,6 +76,10 @@ int verb_frontier(lua_State *L);
 /* audit.c: audit{...}. */
 int verb_audit(lua_State *L);
 
+/* findings.c: ladder{...} and claim{...}. */
+int verb_ladder(lua_State *L);
+int verb_claim(lua_State *L);
+
 /* policy.c: makes the function at `index` the run's admission policy, and its name and hash the option `admission`. */
 void policy_set(lua_State *L, const char *verb, cedar_run_opts *o, int index);
 
@@ -108,6 +113,9 @@ const char *values_override(const script *s, const char *key);
 
 /* Result tables. */
 void values_push_result(lua_State *L, const cedar_run_result *r, const cedar_run_opts *o);
+
+/* Raises for the first key, by bytes, of the table at `index` that is none of known [count]. */
+void values_check_keys(lua_State *L, const char *verb, int index, const char *const *known, size_t count);
 
 /* Makes the table at the top answer reads of unknown fields with an error: `unknown field "x" of WHAT; ...`. */
 void values_make_strict(lua_State *L, const char *what);

@@ -39,6 +39,28 @@ void values_push_nearest(lua_State *L, const char *word, int index, int index2) 
     lua_remove(L, -2);
 }
 
+static void unknown_key(lua_State *L, const char *verb, const char *key, const char *const *known, size_t count) {
+    const char *near = cedar_nearest(key, known, count);
+    if (near) script_fail(L, "%s: unknown key \"%.64s\"; did you mean \"%s\"?", verb, key, near);
+    lua_pushstring(L, known[0]);
+    for (size_t i = 1; i < count; i++) {
+        lua_pushfstring(L, ", %s", known[i]);
+        lua_concat(L, 2);
+    }
+    script_fail(L, "%s: unknown key \"%.64s\"; known are %s", verb, key, lua_tostring(L, -1));
+}
+
+void values_check_keys(lua_State *L, const char *verb, int index, const char *const *known, size_t count) {
+    const char *first = NULL;
+    for (lua_pushnil(L); lua_next(L, index); lua_pop(L, 1)) {
+        const char *key = lua_type(L, -2) == LUA_TSTRING ? lua_tostring(L, -2) : "?";
+        bool found = false;
+        for (size_t i = 0; i < count; i++) found |= strcmp(known[i], key) == 0;
+        if (!found && (!first || strcmp(key, first) < 0)) first = key;
+    }
+    if (first) unknown_key(L, verb, first, known, count);
+}
+
 /* __index of a strict table. Upvalue 1: what the table is. */
 static int unknown_field(lua_State *L) {
     const char *what = lua_tostring(L, lua_upvalueindex(1));

@@ -1,4 +1,5 @@
-/* The verbs of scenarios: run, sweep, compare, expect, print, note, options (docs/SCENARIOS.md). search.c has two more.
+/* The verbs of scenarios: run, sweep, compare, expect, print, note, options (docs/SCENARIOS.md). search.c has two more,
+ * audit.c one, findings.c the rest.
  *
  * A verb reads its table in the order of the option table, never in the order of the Lua table, so which of several
  * mistakes is reported first does not change from run to run. */
@@ -307,24 +308,10 @@ static bool check_bound(lua_State *L, const char *key, const char *sign, int op,
     return holds;
 }
 
-static void check_expect_keys(lua_State *L) {
-    static const char *const known[] = { "what", "value", "le", "ge", "eq" };
-    const char *first = NULL;
-    for (lua_pushnil(L); lua_next(L, 1); lua_pop(L, 1)) {
-        const char *key = lua_type(L, -2) == LUA_TSTRING ? lua_tostring(L, -2) : "?";
-        bool found = false;
-        for (size_t i = 0; i < sizeof known / sizeof *known; i++) found |= strcmp(known[i], key) == 0;
-        if (!found && (!first || strcmp(key, first) < 0)) first = key;
-    }
-    if (!first) return;
-    const char *near = cedar_nearest(first, known, sizeof known / sizeof *known);
-    if (near) script_fail(L, "expect: unknown key \"%.64s\"; did you mean \"%s\"?", first, near);
-    script_fail(L, "expect: unknown key \"%.64s\"; known are what, value, le, ge, eq", first);
-}
-
 static int expect_table(lua_State *L) {
+    static const char *const known[] = { "what", "value", "le", "ge", "eq" };
     lua_settop(L, 1);
-    check_expect_keys(L);
+    values_check_keys(L, "expect", 1, known, sizeof known / sizeof *known);
     lua_getfield(L, 1, "what");
     if (lua_type(L, -1) != LUA_TSTRING) return script_fail(L, "expect: what must be a text that names the expectation");
     const char *what = lua_tostring(L, -1);
@@ -395,6 +382,7 @@ void verbs_open(lua_State *L) {
     static const luaL_Reg verbs[] = { { "run", verb_run }, { "sweep", verb_sweep }, { "compare", verb_compare },
                                       { "expect", verb_expect }, { "print", verb_print }, { "note", verb_note },
                                       { "options", verb_options }, { "search", verb_search },
-                                      { "frontier", verb_frontier }, { "audit", verb_audit }, { NULL, NULL } };
+                                      { "frontier", verb_frontier }, { "audit", verb_audit },
+                                      { "ladder", verb_ladder }, { "claim", verb_claim }, { NULL, NULL } };
     luaL_setfuncs(L, verbs, 0);
 }

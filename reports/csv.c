@@ -13,9 +13,11 @@ static const char *const view_names[] = {
     "v_audit", "v_audit_excess", "v_audit_offset", "v_audit_profile", "v_audit_turn", "v_audit_depth", "v_audit_suffix",
     "v_audit_length", "v_audit_globals", "v_audit_map", "v_audit_layers", "v_audit_greedy", "v_audit_drafts",
     "v_audit_needles", "v_audit_cost",
+    "v_ladder", "v_ladder_figures", "v_claims", "v_claims_summary", "v_claim_sensitivity",
     "manifest", "runs", "sessions", "requests", "steps", "quality", "expectations",
     "audits", "audit_arms", "audit_fronts", "audit_turns", "audit_positions", "audit_layers", "audit_globals",
-    "audit_greedy", "audit_drafts", "audit_needles", "audit_stats"
+    "audit_greedy", "audit_drafts", "audit_needles", "audit_stats",
+    "ladders", "ladder_rungs", "ladder_figures", "claims", "claim_sensitivity"
 };
 
 const char *const *cedar_report_views(size_t *count) {
@@ -74,13 +76,17 @@ static bool is_view(const char *name) {
     return false;
 }
 
-/* All names do not fit a message: those of audits are listed when the unknown name looks like one of them. */
+/* Names that belong together: 1 audits, 2 ladders and claims, 0 all others. */
+static int family(const char *name) {
+    return strstr(name, "audit") ? 1 : strstr(name, "ladder") || strstr(name, "claim") ? 2 : 0;
+}
+
+/* All names do not fit a message: those of the family that the unknown name looks like are listed. */
 static cedar_status unknown_view(const char *view, cedar_err *err) {
     char known[400] = "";
     size_t at = 0;
-    bool audits = strstr(view, "audit") != NULL;
     for (size_t i = 0; i < sizeof view_names / sizeof *view_names && at < sizeof known; i++) {
-        if ((strstr(view_names[i], "audit") != NULL) != audits) continue;
+        if (family(view_names[i]) != family(view)) continue;
         at += (size_t)snprintf(known + at, sizeof known - at, "%s%s", at ? ", " : "", view_names[i]);
     }
     return cedar_fail(err, CEDAR_E_ARG, "there is no view \"%.32s\"; known are %s", view, known);

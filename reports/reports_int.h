@@ -9,12 +9,13 @@
 
 #include "audit/observer.h"
 #include "base/status.h"
+#include "sim/observer.h"
 
 struct cedar_store;
 
 enum {
     REPORTS_APPLICATION_ID = 0x43454452,    /* "CEDR", as in schema.sql */
-    REPORTS_SCHEMA_VERSION = 3              /* PRAGMA user_version, as in schema.sql */
+    REPORTS_SCHEMA_VERSION = 4              /* PRAGMA user_version, as in schema.sql */
 };
 
 /* Embedded files: reports/schema.sql, views.sql, report.css, report.js and Chart.js. Not zero terminated. */
@@ -81,6 +82,7 @@ cedar_status reports_remove_database(const char *path, cedar_err *err) CEDAR_USE
 typedef enum reports_field_kind {
     COLUMN_I64, COLUMN_U64, COLUMN_I32, COLUMN_U32, COLUMN_BOOL, COLUMN_TEXT, COLUMN_REAL,
     COLUMN_OPTIONAL, /* double, NULL for NaN */
+    COLUMN_ID,      /* int64_t, NULL for 0 */
     COLUMN_SEED,    /* uint64_t as decimal text */
     COLUMN_HASH,    /* uint64_t as 16 hexadecimal digits */
     COLUMN_MISS     /* cedar_miss_reason by name */
@@ -102,6 +104,9 @@ typedef struct reports_row_kind {
 
 /* store_audit.c: how a row of an audit is stored. */
 const reports_row_kind *reports_audit_kind(cedar_audit_kind kind);
+
+/* store_findings.c: how a row of a ladder or of a claim is stored. */
+const reports_row_kind *reports_finding_kind(cedar_finding kind);
 
 /* A request whose response was complete later than its last token: a row beside its request row. */
 typedef struct reports_end_row {

@@ -1,4 +1,4 @@
--- Tables of a cedar database, schema version 3 (PRAGMA user_version). The views are in views.sql, both are explained
+-- Tables of a cedar database, schema version 4 (PRAGMA user_version). The views are in views.sql, both are explained
 -- in docs/METRICS.md.
 --
 -- Times are integer nanoseconds. "schedule" times decide the order of events and repeat bit for bit; "meter" times are
@@ -427,6 +427,77 @@ CREATE TABLE audit_stats (                  -- statistics over documents
     PRIMARY KEY (audit_id, arm_id, metric, bin)
 ) STRICT, WITHOUT ROWID;
 
+-- What a scenario concludes from its runs. A ladder is measured or modelled, never both.
+
+CREATE TABLE ladders (                      -- one row per ladder{...}: optimisations one at a time
+    ladder_id  INTEGER NOT NULL PRIMARY KEY CHECK (ladder_id >= 1),
+    title      TEXT    NOT NULL,
+    provenance TEXT    NOT NULL CHECK (provenance IN ('measured', 'modelled')),
+    hardware   TEXT    NOT NULL,
+    model      TEXT    NOT NULL,
+    note       TEXT    NOT NULL
+) STRICT;
+
+CREATE TABLE ladder_rungs (                 -- each rung has the switches of those before it
+    ladder_id INTEGER NOT NULL REFERENCES ladders,
+    rung      INTEGER NOT NULL CHECK (rung >= 1),
+    name      TEXT    NOT NULL,
+    why       TEXT    NOT NULL,
+    switches  TEXT    NOT NULL,             -- options that differ from the rung before, JSON object
+    PRIMARY KEY (ladder_id, rung)
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE ladder_figures (               -- what a rung reaches
+    ladder_id      INTEGER NOT NULL REFERENCES ladders,
+    rung           INTEGER NOT NULL CHECK (rung >= 1),
+    metric         TEXT    NOT NULL CHECK (metric <> ''),
+    context_tokens INTEGER NOT NULL CHECK (context_tokens >= 0),    -- 0: not of one context length
+    value          REAL    NOT NULL,        -- timing where measured, as lo and hi
+    lo             REAL,                    -- interval, NULL: unknown
+    hi             REAL,
+    n              INTEGER NOT NULL CHECK (n >= 0),     -- requests or repetitions behind it
+    unit           TEXT    NOT NULL,
+    run_id         INTEGER REFERENCES runs, -- NULL: of no single run
+    note           TEXT    NOT NULL,
+    PRIMARY KEY (ladder_id, rung, metric, context_tokens),
+    FOREIGN KEY (ladder_id, rung) REFERENCES ladder_rungs
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE claims (                       -- one row per claim{...}: a published figure against ours
+    claim_id   INTEGER NOT NULL PRIMARY KEY CHECK (claim_id >= 1),  -- row of the file of claims
+    source     TEXT    NOT NULL,
+    date       TEXT    NOT NULL,
+    model      TEXT    NOT NULL,
+    hardware   TEXT    NOT NULL,
+    engine     TEXT    NOT NULL,
+    metric     TEXT    NOT NULL,
+    condition  TEXT    NOT NULL,
+    published  REAL    NOT NULL,
+    unit       TEXT    NOT NULL,
+    url        TEXT    NOT NULL,
+    ours       REAL,                        -- timing where measured, as lo, hi, verdict and why; NULL: none
+    lo         REAL,                        -- interval, NULL: unknown
+    hi         REAL,
+    n          INTEGER NOT NULL CHECK (n >= 0),         -- requests or positions behind our figure
+    provenance TEXT    NOT NULL CHECK (provenance IN ('measured', 'modelled', 'computed', 'imported', 'none')),
+    verdict    TEXT    NOT NULL CHECK (verdict IN ('reproduced', 'not reproduced', 'undecided', 'not tested')),
+    why        TEXT    NOT NULL CHECK (why <> ''),      -- the rule applied, or why it is not tested
+    run_id     INTEGER REFERENCES runs,     -- NULL: of no single run
+    CHECK ((ours IS NULL) = (verdict = 'not tested')),
+    CHECK ((ours IS NULL) = (provenance = 'none')),
+    CHECK ((lo IS NULL) = (hi IS NULL) AND (lo IS NULL OR lo <= hi))
+) STRICT;
+
+CREATE TABLE claim_sensitivity (            -- our figure with one assumption set low and high
+    claim_id   INTEGER NOT NULL REFERENCES claims,
+    assumption TEXT    NOT NULL CHECK (assumption <> ''),
+    setting_lo REAL    NOT NULL,
+    setting_hi REAL    NOT NULL,
+    ours_lo    REAL    NOT NULL,            -- at setting_lo; may be the larger one
+    ours_hi    REAL    NOT NULL,
+    PRIMARY KEY (claim_id, assumption)
+) STRICT, WITHOUT ROWID;
+
 -- Columns that may differ between two runs of one scenario. Everything else must be equal.
 CREATE TABLE timing_columns (
     table_name  TEXT NOT NULL,
@@ -441,7 +512,9 @@ INSERT INTO timing_columns (table_name, column_name) VALUES
     ('requests', 'last_ns'), ('request_ends', 'end_ns'), ('steps', 'start_ns'), ('steps', 'end_ns'),
     ('steps', 'duration_ns'), ('steps', 'plan_ns'), ('audits', 'exact_ns'), ('audits', 'forward_ns'),
     ('audits', 'score_ns'), ('audits', 'wall_ns'), ('audit_arms', 'prompt_ns'), ('audit_arms', 'forward_ns'),
-    ('audit_turns', 'prompt_ns'), ('audit_turns', 'forward_ns');
+    ('audit_turns', 'prompt_ns'), ('audit_turns', 'forward_ns'),
+    ('ladder_figures', 'value'), ('ladder_figures', 'lo'), ('ladder_figures', 'hi'),
+    ('claims', 'ours'), ('claims', 'lo'), ('claims', 'hi'), ('claims', 'verdict'), ('claims', 'why');
 
 -- Bins of quality by offset; lo and hi are inclusive.
 CREATE TABLE offset_bins (
@@ -457,4 +530,4 @@ INSERT INTO offset_bins (bin, label, lo, hi) VALUES
     (8, '1651-2412', 1651, 2412), (9, '2413-4952', 2413, 4952), (10, '> 4952', 4953, 9223372036854775807);
 
 PRAGMA application_id = 1128612946;         -- "CEDR"
-PRAGMA user_version = 3;
+PRAGMA user_version = 4;

@@ -156,7 +156,7 @@ static const reports_row_kind statements[ST_COUNT] = {
 struct cedar_store {
     sqlite3 *db;
     char *path;
-    sqlite3_stmt *insert[ST_COUNT], *audit[CEDAR_AUDIT_KIND_COUNT], *begin, *commit;
+    sqlite3_stmt *insert[ST_COUNT], *audit[CEDAR_AUDIT_KIND_COUNT], *finding[CEDAR_FINDING_COUNT], *begin, *commit;
     int64_t tx_rows, tx_start_ns;       /* of the transaction under way */
     cedar_err broken;                   /* first error that lost rows; from then on everything fails with it */
     cedar_observer observer;
@@ -200,6 +200,8 @@ static int bind_member(sqlite3_stmt *st, int at, reports_field_kind kind, const 
     case COLUMN_OPTIONAL:
         x = *(const double *)p;
         return isnan(x) ? sqlite3_bind_null(st, at) : sqlite3_bind_double(st, at, x);
+    case COLUMN_ID: return *(const int64_t *)p ? sqlite3_bind_int64(st, at, *(const int64_t *)p)
+                                               : sqlite3_bind_null(st, at);
     case COLUMN_SEED: return bind_number_text(st, at, "%llu", *(const uint64_t *)p);
     case COLUMN_HASH: return bind_number_text(st, at, "%016llx", *(const uint64_t *)p);
     case COLUMN_MISS: return bind_text(st, at, miss_name(*(const cedar_miss_reason *)p));
@@ -296,6 +298,11 @@ static cedar_status on_expect(void *self, const cedar_expect_row *row, cedar_err
     return write_row(self, ST_EXPECT, row, err);
 }
 
+static cedar_status on_finding(void *self, cedar_finding kind, const void *row, cedar_err *err) {
+    cedar_store *s = self;
+    return write_kind(s, s->finding[kind], reports_finding_kind(kind), row, err);
+}
+
 cedar_status reports_store_end(cedar_store *s, const reports_end_row *row, cedar_err *err) {
     return write_row(s, ST_END, row, err);
 }
@@ -369,6 +376,8 @@ static cedar_status make_schema(cedar_store *s, cedar_err *err) {
     for (int i = 0; i < ST_COUNT && !st; i++) st = prepare_kind(s, &statements[i], &s->insert[i], err);
     for (int i = 0; i < CEDAR_AUDIT_KIND_COUNT && !st; i++)
         st = prepare_kind(s, reports_audit_kind((cedar_audit_kind)i), &s->audit[i], err);
+    for (int i = 0; i < CEDAR_FINDING_COUNT && !st; i++)
+        st = prepare_kind(s, reports_finding_kind((cedar_finding)i), &s->finding[i], err);
     return st;
 }
 
@@ -422,6 +431,7 @@ static cedar_status claim_file(const char *path, cedar_err *err) {
 static void free_store(cedar_store *s) {
     for (int i = 0; i < ST_COUNT; i++) sqlite3_finalize(s->insert[i]);
     for (int i = 0; i < CEDAR_AUDIT_KIND_COUNT; i++) sqlite3_finalize(s->audit[i]);
+    for (int i = 0; i < CEDAR_FINDING_COUNT; i++) sqlite3_finalize(s->finding[i]);
     sqlite3_finalize(s->begin);
     sqlite3_finalize(s->commit);
     sqlite3_close(s->db);
@@ -437,7 +447,7 @@ cedar_status cedar_store_create(const char *path, bool replace, cedar_store **ou
         return cedar_fail(err, CEDAR_E_OOM, "%s: out of memory for the store", path);
     }
     s->observer = (cedar_observer){ s, on_manifest, on_run_begin, on_session, on_request, on_step, on_quality,
-                                    on_run_end, on_expect };
+                                    on_run_end, on_expect, on_finding };
     s->audit_observer = (cedar_audit_observer){ s, on_audit };
     bool claimed = false;
     cedar_status st = clear_way(path, replace, err);
@@ -475,6 +485,7 @@ cedar_status cedar_store_close(cedar_store *s, bool finished, cedar_err *err) {
     /* Leaving WAL checkpoints; prepared statements would keep the file busy. */
     for (int i = 0; i < ST_COUNT; i++) sqlite3_reset(s->insert[i]);
     for (int i = 0; i < CEDAR_AUDIT_KIND_COUNT; i++) sqlite3_reset(s->audit[i]);
+    for (int i = 0; i < CEDAR_FINDING_COUNT; i++) sqlite3_reset(s->finding[i]);
     if (!st) {
         st = set_journal(s->db, s->path, "delete", err);
         if (st == CEDAR_E_BUSY)

@@ -480,3 +480,54 @@ FROM audit_arms a JOIN audits u USING (audit_id)
            FROM audit_turns JOIN audits u2 USING (audit_id) GROUP BY audit_id, arm_id) c USING (audit_id, arm_id)
      LEFT JOIN audit_stats t ON t.audit_id = a.audit_id AND t.arm_id = a.arm_id AND t.metric = 'kl' AND t.bin = -1
 ORDER BY a.audit_id, a.arm_id;
+
+-- --- ladders and claims ---------------------------------------------------------------------------------------------
+
+CREATE VIEW v_ladder_figures AS             -- per figure: how many times better than the rung before, and than the first
+SELECT f.ladder_id, f.rung, r.name, f.metric, f.context_tokens, f.value, f.lo, f.hi, f.n, f.unit,
+       -- of times less is better; a change of quality has no factor
+       CASE WHEN f.metric GLOB 'ttft*' OR f.metric GLOB 'itl*' OR f.metric GLOB 'tpot*' THEN p.value / NULLIF(f.value, 0)
+            WHEN f.metric NOT GLOB 'kl*' THEN f.value / NULLIF(p.value, 0) END AS factor,
+       CASE WHEN f.metric GLOB 'ttft*' OR f.metric GLOB 'itl*' OR f.metric GLOB 'tpot*' THEN b.value / NULLIF(f.value, 0)
+            WHEN f.metric NOT GLOB 'kl*' THEN f.value / NULLIF(b.value, 0) END AS factor_first, f.run_id, f.note
+FROM ladder_figures f JOIN ladder_rungs r USING (ladder_id, rung)
+     LEFT JOIN ladder_figures p ON p.ladder_id = f.ladder_id AND p.rung = f.rung - 1 AND p.metric = f.metric
+     AND p.context_tokens = f.context_tokens
+     LEFT JOIN ladder_figures b ON b.ladder_id = f.ladder_id AND b.rung = 1 AND b.metric = f.metric
+     AND b.context_tokens = f.context_tokens
+ORDER BY f.ladder_id, f.rung, f.metric, f.context_tokens;
+
+CREATE VIEW v_ladder AS                     -- per rung: its main figures side by side, and factors over the rung before
+SELECT l.ladder_id, l.title, l.provenance, l.hardware, l.model, r.rung, r.name, r.why, r.switches,
+       -- 1k is 1000 or 1024, and so on
+       MAX(f.value) FILTER (WHERE f.metric = 'ttft' AND f.context_tokens BETWEEN 1000 AND 1024) AS ttft_1k_ms,
+       MAX(f.value) FILTER (WHERE f.metric = 'ttft' AND f.context_tokens BETWEEN 4000 AND 4096) AS ttft_4k_ms,
+       MAX(f.value) FILTER (WHERE f.metric = 'ttft' AND f.context_tokens BETWEEN 8000 AND 8192) AS ttft_8k_ms,
+       MAX(f.value) FILTER (WHERE f.metric = 'ttft' AND f.context_tokens BETWEEN 32000 AND 32768) AS ttft_32k_ms,
+       MAX(f.value) FILTER (WHERE f.metric = 'ttft' AND f.context_tokens BETWEEN 128000 AND 131072) AS ttft_128k_ms,
+       MAX(f.value) FILTER (WHERE f.metric = 'itl' AND f.context_tokens = 0) AS itl_ms,
+       MAX(f.value) FILTER (WHERE f.metric = 'tok_s_gpu_at_floor') AS tok_s_gpu_at_floor,
+       MAX(f.value) FILTER (WHERE f.metric = 'kv_tokens_max') AS kv_tokens_max,
+       MAX(f.value) FILTER (WHERE f.metric = 'kl_mean') AS kl_mean,
+       MAX(f.factor) FILTER (WHERE f.metric = 'ttft' AND f.context_tokens BETWEEN 1000 AND 1024) AS ttft_1k_factor,
+       MAX(f.factor) FILTER (WHERE f.metric = 'ttft' AND f.context_tokens BETWEEN 128000 AND 131072) AS ttft_128k_factor,
+       MAX(f.factor) FILTER (WHERE f.metric = 'itl' AND f.context_tokens = 0) AS itl_factor,
+       MAX(f.factor) FILTER (WHERE f.metric = 'tok_s_gpu_at_floor') AS tok_s_gpu_factor,
+       MAX(f.factor_first) FILTER (WHERE f.metric = 'tok_s_gpu_at_floor') AS tok_s_gpu_factor_first
+FROM ladders l JOIN ladder_rungs r USING (ladder_id) LEFT JOIN v_ladder_figures f USING (ladder_id, rung)
+GROUP BY l.ladder_id, r.rung ORDER BY l.ladder_id, r.rung;
+
+CREATE VIEW v_claims AS                     -- per claim
+SELECT claim_id, source, date, model, hardware, engine, metric, condition, published, unit, ours, lo, hi,
+       ours / NULLIF(published, 0) AS ratio, n, provenance, verdict, why, run_id, url
+FROM claims ORDER BY claim_id;
+
+CREATE VIEW v_claims_summary AS             -- claims by provenance and verdict
+SELECT provenance, verdict, COUNT(*) AS claims, MIN(ours / NULLIF(published, 0)) AS ratio_least,
+       MAX(ours / NULLIF(published, 0)) AS ratio_most
+FROM claims GROUP BY provenance, verdict ORDER BY verdict = 'not tested', provenance, verdict;
+
+CREATE VIEW v_claim_sensitivity AS          -- per claim and assumption: our figure at both settings, against the published
+SELECT s.claim_id, c.metric, c.condition, c.published, c.unit, c.ours, s.assumption, s.setting_lo, s.setting_hi,
+       s.ours_lo, s.ours_hi, s.ours_hi / NULLIF(s.ours_lo, 0) AS swing
+FROM claim_sensitivity s JOIN claims c USING (claim_id) ORDER BY s.claim_id, s.assumption;

@@ -215,6 +215,12 @@ static cedar_status host_expect(void *self, const char *what, bool ok, const cha
     return x->observer.expect(x->observer.self, &row, err);
 }
 
+static cedar_status host_finding(void *self, cedar_finding kind, const void *row, cedar_err *err) {
+    execution *x = self;
+    cedar_status st = need_store(x, err);
+    return st ? st : x->observer.finding(x->observer.self, kind, row, err);
+}
+
 static void host_print(void *self, const char *text) {
     (void)self;
     puts(text);
@@ -276,7 +282,7 @@ static int execute(execution *x) {
     if (st) return cedar_cli_fail(&err);
     x->observer = (cedar_observer){ .self = x, .run_begin = first_run };
     cedar_script_host host = { .self = x, .run = host_run, .audit = host_audit, .expect = host_expect,
-                               .print = host_print };
+                               .finding = host_finding, .print = host_print };
     cedar_script_opts o = { .name = x->path, .text = x->text, .bytes = x->bytes, .overrides = x->overrides,
                             .override_count = x->override_count, .seed = scenario_seed(x->overrides, x->override_count),
                             .stop = cedar_cli_stop() };

@@ -32,7 +32,7 @@ static const cedar_verb verbs[] = {
       "  -o, --output FILE   one self-contained HTML file\n"
       "  -t, --text          a table for the terminal (default)\n"
       "  -c, --csv VIEW      a view as CSV on standard output; an unknown VIEW lists the known ones,\n"
-      "                      one with audit in it those of audits\n"
+      "                      one with audit, ladder or claim in it those of that kind\n"
       "  -i, --import FILE   first make RUN.db from the records of another tool: AIPerf's profile_export.jsonl\n"
       "      --strict        with --import: the first line that is no usable record ends it\n"
       "  -r, --replace       with --import: overwrite a database that is there\n"

@@ -141,6 +141,58 @@ typedef struct cedar_expect_row {
     bool ok;
 } cedar_expect_row;
 
+/* --- what a scenario concludes from its runs: ladder{...} and claim{...} ------------------------------------------- */
+
+/* A row of optimisations. Its figures are all measured or all modelled. */
+typedef struct cedar_ladder_row {
+    int64_t ladder_id;                      /* 1, 2, ... within the database */
+    const char *title, *provenance;         /* "measured" | "modelled" */
+    const char *hardware, *model, *note;
+} cedar_ladder_row;
+
+typedef struct cedar_rung_row {
+    int64_t ladder_id;
+    uint32_t rung;                          /* 1, 2, ...: each has the switches of those before */
+    const char *name, *why;
+    const char *switches;                   /* options that differ from the rung before, JSON object */
+} cedar_rung_row;
+
+typedef struct cedar_figure_row {
+    int64_t ladder_id;
+    uint32_t rung;
+    const char *metric, *unit, *note;
+    uint32_t context_tokens;                /* 0: not of one context length */
+    double value, lo, hi;                   /* [timing] where measured; lo, hi NaN = unknown */
+    uint64_t n;                             /* requests or repetitions behind it */
+    int64_t run_id;                         /* 0: none */
+} cedar_figure_row;
+
+/* A published figure against our own. */
+typedef struct cedar_claim_row {
+    int64_t claim_id;                       /* row of the file, from 1 */
+    const char *source, *date, *model, *hardware, *engine, *metric, *condition, *unit, *url;
+    double published;
+    double ours, lo, hi;                    /* [timing] where measured; NaN = none */
+    uint64_t n;
+    const char *provenance;                 /* "measured" | "modelled" | "computed" | "imported" | "none" */
+    const char *verdict;                    /* [timing] where measured; sim/claims.h */
+    const char *why;                        /* [timing] where measured: the rule applied, or why it is not tested */
+    int64_t run_id;                         /* 0: none */
+} cedar_claim_row;
+
+/* Our figure with one assumption set low and high. */
+typedef struct cedar_sensitivity_row {
+    int64_t claim_id;
+    const char *assumption;
+    double setting_lo, setting_hi, ours_lo, ours_hi;
+} cedar_sensitivity_row;
+
+/* In this order: a rung comes behind its ladder, a sensitivity behind its claim. */
+typedef enum cedar_finding {
+    CEDAR_FINDING_LADDER, CEDAR_FINDING_RUNG, CEDAR_FINDING_FIGURE, CEDAR_FINDING_CLAIM, CEDAR_FINDING_SENSITIVITY,
+    CEDAR_FINDING_COUNT
+} cedar_finding;
+
 typedef struct cedar_observer {
     void *self;
     cedar_status (*manifest)(void *self, const cedar_manifest_row *row, cedar_err *err);
@@ -151,6 +203,7 @@ typedef struct cedar_observer {
     cedar_status (*quality)(void *self, const cedar_quality_row *row, cedar_err *err);
     cedar_status (*run_end)(void *self, const cedar_run_end_row *row, cedar_err *err);
     cedar_status (*expect)(void *self, const cedar_expect_row *row, cedar_err *err);
+    cedar_status (*finding)(void *self, cedar_finding kind, const void *row, cedar_err *err);
 } cedar_observer;
 
 /* Durations of an earlier run, for clock "recorded". */

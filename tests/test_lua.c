@@ -17,8 +17,10 @@ typedef struct fake {
     int run_count, audit_count, expect_count, expect_failed, admitted;
     uint32_t routed;            /* engines that a router chose, as decimal digits */
     char expect_last[512];
+    char findings[32][512];     /* one line a row, by kind */
+    int finding_count;
     char out[65536];
-    cedar_status run_fails, expect_fails;
+    cedar_status run_fails, expect_fails, finding_fails;
     int fail_at;                /* run number that fails with run_fails */
 } fake;
 
@@ -96,6 +98,39 @@ static cedar_status fake_expect(void *self, const char *what, bool ok, const cha
     return f->expect_fails ? cedar_fail(e, f->expect_fails, "disk full") : CEDAR_OK;
 }
 
+static void fake_ladder(const void *row, cedar_finding kind, char *to, size_t bytes) {
+    const cedar_ladder_row *l = row;
+    const cedar_rung_row *r = row;
+    const cedar_figure_row *f = row;
+    if (kind == CEDAR_FINDING_LADDER)
+        snprintf(to, bytes, "ladder %lld|%s|%s|%s|%s|%s", (long long)l->ladder_id, l->title, l->provenance, l->hardware,
+                 l->model, l->note);
+    else if (kind == CEDAR_FINDING_RUNG)
+        snprintf(to, bytes, "rung %lld.%u|%s|%s|%s", (long long)r->ladder_id, r->rung, r->name, r->why, r->switches);
+    else
+        snprintf(to, bytes, "figure %lld.%u|%s|%u|%g|%g|%g|%llu|%s|%lld|%s", (long long)f->ladder_id, f->rung,
+                 f->metric, f->context_tokens, f->value, f->lo, f->hi, (unsigned long long)f->n, f->unit,
+                 (long long)f->run_id, f->note);
+}
+
+static cedar_status fake_finding(void *self, cedar_finding kind, const void *row, cedar_err *e) {
+    fake *f = self;
+    const cedar_claim_row *c = row;
+    const cedar_sensitivity_row *s = row;
+    char *to = f->findings[f->finding_count++ % 32];
+    size_t bytes = sizeof f->findings[0];
+    if (kind == CEDAR_FINDING_CLAIM)
+        snprintf(to, bytes, "claim %lld|%s|%s|%s|%s|%g|%g|%g|%g|%llu|%s|%s|%lld|%s", (long long)c->claim_id, c->source,
+                 c->model, c->metric, c->unit, c->published, c->ours, c->lo, c->hi, (unsigned long long)c->n,
+                 c->provenance, c->verdict, (long long)c->run_id, c->why);
+    else if (kind == CEDAR_FINDING_SENSITIVITY)
+        snprintf(to, bytes, "sensitivity %lld|%s|%g|%g|%g|%g", (long long)s->claim_id, s->assumption, s->setting_lo,
+                 s->setting_hi, s->ours_lo, s->ours_hi);
+    else
+        fake_ladder(row, kind, to, bytes);
+    return f->finding_fails ? cedar_fail(e, f->finding_fails, "disk full") : CEDAR_OK;
+}
+
 static void fake_print(void *self, const char *text) {
     fake *f = self;
     size_t n = strlen(f->out);
@@ -114,7 +149,7 @@ static void check_leaks(void) { ck_assert_int_eq(cedar_mem_live(), 0); }
 
 static cedar_status play_bytes(const char *text, size_t bytes) {
     const cedar_script_host h = { .self = &host, .run = fake_run, .audit = fake_audit, .expect = fake_expect,
-                                  .print = fake_print };
+                                  .finding = fake_finding, .print = fake_print };
     script_opts.text = text;
     script_opts.bytes = bytes;
     return cedar_script_run(&script_opts, &h, &err);
@@ -610,6 +645,98 @@ START_TEST(bad_overrides_stop_everything) {
 }
 END_TEST
 
+START_TEST(ladders) {
+    play_prints("local r = run{ trace = 'a' }\n"
+                "local function one(v) return { title = 't', provenance = 'modelled', hardware = 'h', model = 'm',\n"
+                "  rungs = { { name = 'first', switches = { zeta = 1.5, alpha = true, beta = 'a \"b\"\\\\\\n' },\n"
+                "    figures = { { metric = 'ttft', context = 1024, value = v, unit = 'ms', n = 3, run = r },\n"
+                "      { metric = 'itl', value = 7, lo = 6.5, hi = 8, unit = 'ms', run = 2, note = 'why' } } },\n"
+                "    { name = 'second', why = 'because' } } } end\n"
+                "print(ladder(one(5)), ladder(one(6)))", "1\t2\n");
+    ck_assert_int_eq(host.finding_count, 10);
+    ck_assert_str_eq(host.findings[0], "ladder 1|t|modelled|h|m|");
+    ck_assert_str_eq(host.findings[1],
+                     "rung 1.1|first||{\"alpha\":true,\"beta\":\"a \\\"b\\\"\\\\\\u000a\",\"zeta\":1.5}");
+    ck_assert_str_eq(host.findings[2], "figure 1.1|ttft|1024|5|nan|nan|3|ms|1|");
+    ck_assert_str_eq(host.findings[3], "figure 1.1|itl|0|7|6.5|8|0|ms|2|why");
+    ck_assert_str_eq(host.findings[4], "rung 1.2|second|because|{}");
+    ck_assert_str_eq(host.findings[5], "ladder 2|t|modelled|h|m|");
+    ck_assert_str_eq(host.findings[7], "figure 2.1|ttft|1024|6|nan|nan|3|ms|1|");
+}
+END_TEST
+
+#define ROW "{ row = 4, source = 's', model = 'm', metric = 'x', value = 5.3, last_digit = 0.1, unit = 'x' }"
+
+START_TEST(claims) {
+    play_prints("local p = " ROW "\n"
+                "print(claim{ published = p, ours = 5.34, provenance = 'computed', rule = 'rounded' })\n"
+                "print(claim{ published = p, ours = 5, lo = 4, hi = 6, n = 9, provenance = 'modelled', rule = 'within',\n"
+                "  share = 0.2, why = 'By a run.', run = 3, sensitivity = { { assumption = 'a', setting_lo = 1,\n"
+                "  setting_hi = 2, ours_lo = 4, ours_hi = 6 } } })\n"
+                "print(claim{ published = p, why = 'No such hardware.' })",
+                "reproduced\nundecided\nnot tested\n");
+    ck_assert_int_eq(host.finding_count, 4);
+    ck_assert_str_eq(host.findings[0], "claim 4|s|m|x|x|5.3|5.34|nan|nan|0|computed|reproduced|0|"
+                                       "rule: rounded, the published 5.3; ours, 5.34, is that");
+    ck_assert_str_eq(host.findings[1], "claim 4|s|m|x|x|5.3|5|4|6|9|modelled|undecided|3|rule: within 20 % of 5.3: 4.24 "
+                                       "to 6.36; ours, 5, interval 4 to 6: only a part of it is. By a run.");
+    ck_assert_str_eq(host.findings[2], "sensitivity 4|a|1|2|4|6");
+    ck_assert_str_eq(host.findings[3], "claim 4|s|m|x|x|5.3|nan|nan|nan|0|none|not tested|0|No such hardware.");
+    host.finding_fails = CEDAR_E_DB;
+    ck_assert_int_eq(play("pcall(claim, { published = " ROW ", why = 'w' }) print('on')"), CEDAR_E_DB);
+    ck_assert_str_eq(err.msg, "t.lua:1: claim: disk full");
+}
+END_TEST
+
+#define RUNGS "ladder{ title = 't', provenance = 'modelled', hardware = 'h', model = 'm', rungs = "
+#define CLAIM "claim{ published = " ROW ", "
+
+static const struct { const char *text, *message; } finding_mistakes[] = {
+    { "ladder()", "t.lua:1: ladder needs a table of options, for example ladder{ title = \"...\", provenance = "
+                  "\"modelled\", rungs = { ... } }; it got nothing" },
+    { "ladder{ titel = 't' }", "t.lua:1: ladder: unknown key \"titel\"; did you mean \"title\"?" },
+    { "ladder{ title = 't' }", "t.lua:1: ladder: provenance is missing" },
+    { "ladder{ title = 't', provenance = 'both', hardware = 'h', model = 'm' }",
+      "t.lua:1: ladder: provenance = \"both\": must be measured or modelled, never both" },
+    { RUNGS "{} }", "t.lua:1: ladder: rungs is missing or empty" },
+    { RUNGS "{ 1 } }", "t.lua:1: ladder: item 1 of rungs must be a table, not a number" },
+    { RUNGS "{ { why = 'w' } } }", "t.lua:1: ladder: name is missing" },
+    { RUNGS "{ { name = 'n', switches = { {} } } } }", "t.lua:1: ladder: switches are written key = value" },
+    { RUNGS "{ { name = 'n', switches = { a = {} } } } }",
+      "t.lua:1: ladder: the switch a must be a text, a number or true or false" },
+    { RUNGS "{ { name = 'n', switches = { a = 1/0 } } } }",
+      "t.lua:1: ladder: the switch a must be a finite number" },
+    { RUNGS "{ { name = 'n', figures = { { metric = 'x', unit = 'ms' } } } } }", "t.lua:1: ladder: value is missing" },
+    { RUNGS "{ { name = 'n', figures = { { metric = 'x', unit = 'ms', value = 0/0 } } } } }",
+      "t.lua:1: ladder: value = nan: must be a finite number" },
+    { RUNGS "{ { name = 'n', figures = { { metric = 'x', unit = 'ms', value = 1, context = 1.5 } } } } }",
+      "t.lua:1: ladder: context = 1.5: must be a whole number of 0 or more" },
+    { RUNGS "{ { name = 'n', figures = { { metric = 'x', unit = 'ms', value = 1, lo = 2, hi = 3 } } } } }",
+      "t.lua:1: ladder: the figure 1 does not lie between lo = 2 and hi = 3" },
+    { RUNGS "{ { name = 'n', figures = { { metric = 'x', unit = 'ms', value = 1, lo = 1 } } } } }",
+      "t.lua:1: ladder: lo and hi go together" },
+    { RUNGS "{ { name = 'n', figures = { { metric = 'x', unit = 'ms', value = 1, run = {} } } } } }",
+      "t.lua:1: ladder: run is a table without run_id" },
+    { "claim{ ours = 1 }", "t.lua:1: claim: published is missing" },
+    { CLAIM "}", "t.lua:1: claim: row 4 has no figure of ours, so why must say why it is not tested" },
+    { CLAIM "verdict = 'reproduced' }", "t.lua:1: claim: unknown key \"verdict\"; known are published, ours, lo, hi, n, "
+                                        "provenance, rule, share, why, run, sensitivity" },
+    { CLAIM "ours = 1 }", "t.lua:1: claim: provenance is missing" },
+    { CLAIM "ours = 1, provenance = 'none' }",
+      "t.lua:1: claim: provenance = \"none\": must be measured, modelled, computed or imported" },
+    { CLAIM "ours = 1, provenance = 'computed' }", "t.lua:1: claim: rule is missing" },
+    { CLAIM "ours = 1, provenance = 'computed', rule = 'near' }",
+      "t.lua:1: claim: rule = \"near\": must be rounded, within, at_least or at_most" },
+    { CLAIM "ours = 1, provenance = 'computed', rule = 'within' }", "t.lua:1: claim: share is missing" },
+    { CLAIM "ours = 1, provenance = 'computed', rule = 'within', share = -1 }",
+      "t.lua:1: claim: share must not be below 0" },
+    { CLAIM "why = 'w', sensitivity = {} }", "t.lua:1: claim: sensitivity needs a figure of ours" },
+    { "claim{ published = { row = 1 }, why = 'w' }", "t.lua:1: claim: source is missing" },
+};
+
+START_TEST(finding_mistake_messages) { play_bad(finding_mistakes[_i].text, finding_mistakes[_i].message); }
+END_TEST
+
 START_TEST(expectations) {
     play_prints("print(expect('sums', 1 + 1 == 2))", "true\n");
     ck_assert_str_eq(host.expect_last, "sums|ok|");
@@ -917,6 +1044,10 @@ int main(void) {
     tcase_add_test(c, sweep_order);
     tcase_add_test(c, overrides_win);
     tcase_add_test(c, bad_overrides_stop_everything);
+    tcase_add_test(c, ladders);
+    tcase_add_test(c, claims);
+    tcase_add_loop_test(c, finding_mistake_messages, 0,
+                        (int)(sizeof finding_mistakes / sizeof *finding_mistakes));
     tcase_add_test(c, expectations);
     tcase_add_test(c, print_note_options_compare);
     tcase_add_test(c, host_errors_carry_their_code);

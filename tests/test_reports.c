@@ -487,7 +487,7 @@ START_TEST(test_store_close) {
     WANT(db, "pragma_foreign_key_check", { "COUNT(*)", 0 });
     WANT(db, "manifest", { "finished", 1 });
     WANT(db, "pragma_application_id", { "application_id", 0x43454452 });
-    WANT(db, "pragma_user_version", { "user_version", 3 });
+    WANT(db, "pragma_user_version", { "user_version", 4 });
     sqlite3_close(db);
 }
 END_TEST
@@ -741,8 +741,8 @@ START_TEST(test_foreign_files) {
     sqlite3 *db = open_plain();
     ck_assert_int_eq(sqlite3_exec(db, "PRAGMA user_version = 0", NULL, NULL, NULL), SQLITE_OK);
     ck_assert_int_eq(cedar_report_text(db_path, f, 80, false, &err), CEDAR_E_FORMAT);
-    ck_assert_ptr_nonnull(strstr(err.msg, "schema 0, this cedar reads schema 3"));
-    ck_assert_int_eq(sqlite3_exec(db, "PRAGMA user_version = 3", NULL, NULL, NULL), SQLITE_OK);
+    ck_assert_ptr_nonnull(strstr(err.msg, "schema 0, this cedar reads schema 4"));
+    ck_assert_int_eq(sqlite3_exec(db, "PRAGMA user_version = 4", NULL, NULL, NULL), SQLITE_OK);
     sqlite3_close(db);
     /* Truncated, and with a page overwritten. */
     ck_assert_int_eq(truncate(db_path, 8192), 0);
@@ -777,6 +777,96 @@ static char *output(report_fn fn, const char *arg) {
     return text;
 }
 
+/* Two rungs and a third without figures, worked out by hand: TTFT at 1k 160 -> 100 -> none, throughput 10 -> 25. */
+static void write_ladder(const cedar_observer *o) {
+    const cedar_ladder_row ladder = { 1, "one by one", "modelled", "h", "flash", "" };
+    OK(o->finding(o->self, CEDAR_FINDING_LADDER, &ladder, &err));
+    const char *const names[] = { "day-0", "graphs", "more" };
+    for (uint32_t i = 1; i <= 3; i++) {
+        const cedar_rung_row rung = { 1, i, names[i - 1], "because", i == 2 ? "{\"graphs\":\"split\"}" : "{}" };
+        OK(o->finding(o->self, CEDAR_FINDING_RUNG, &rung, &err));
+    }
+    const cedar_figure_row figures[] = {
+        { 1, 1, "ttft", "ms", "", 1024, 160, (double)NAN, (double)NAN, 3, 0 },
+        { 1, 2, "ttft", "ms", "", 1024, 100, 90, 110, 3, 1 },
+        { 1, 1, "tok_s_gpu_at_floor", "tok/s/GPU", "", 0, 10, (double)NAN, (double)NAN, 0, 0 },
+        { 1, 2, "tok_s_gpu_at_floor", "tok/s/GPU", "", 0, 25, (double)NAN, (double)NAN, 0, 0 },
+        { 1, 1, "kl_mean", "nats", "", 0, 0.5, (double)NAN, (double)NAN, 0, 0 },
+        { 1, 2, "kl_mean", "nats", "", 0, 0.25, (double)NAN, (double)NAN, 0, 0 },
+    };
+    for (size_t i = 0; i < sizeof figures / sizeof *figures; i++)
+        OK(o->finding(o->self, CEDAR_FINDING_FIGURE, &figures[i], &err));
+}
+
+static cedar_claim_row claim_row(int64_t id, double ours, const char *provenance, const char *verdict) {
+    return (cedar_claim_row){ .claim_id = id, .source = "blog", .date = "2026-10-07", .model = "m", .hardware = "GB300",
+                              .engine = "e", .metric = "speedup", .condition = "c", .unit = "x", .url = "https://a",
+                              .published = 5, .ours = ours, .lo = isnan(ours) ? ours : ours - 1,
+                              .hi = isnan(ours) ? ours : ours + 1, .n = 7, .provenance = provenance,
+                              .verdict = verdict, .why = "rule", .run_id = id == 1 ? 1 : 0 };
+}
+
+static void write_claims(const cedar_observer *o) {
+    const cedar_claim_row claims[] = { claim_row(1, 6, "modelled", "undecided"),
+                                       claim_row(2, 10, "modelled", "not reproduced"),
+                                       claim_row(3, 2.5, "modelled", "not reproduced"),
+                                       claim_row(4, (double)NAN, "none", "not tested") };
+    for (size_t i = 0; i < 4; i++) OK(o->finding(o->self, CEDAR_FINDING_CLAIM, &claims[i], &err));
+    const cedar_sensitivity_row swing = { 1, "launch_ns", 500, 2000, 8, 4 };
+    OK(o->finding(o->self, CEDAR_FINDING_SENSITIVITY, &swing, &err));
+}
+
+START_TEST(test_findings) {
+    const cedar_observer *o;
+    cedar_store *s = open_store(&o);
+    cedar_run_row run = run_row(1, "a", "exact");
+    OK(o->run_begin(o->self, &run, &err));
+    write_ladder(o);
+    write_claims(o);
+    OK(cedar_store_close(s, true, &err));
+    sqlite3 *db = open_plain();
+    WANT(db, "pragma_foreign_key_check", { "COUNT(*)", 0 });
+    WANT(db, "ladder_figures WHERE rung = 2 AND metric = 'ttft'", { "value", 100 }, { "lo", 90 }, { "hi", 110 },
+         { "n", 3 }, { "run_id", 1 });
+    WANT(db, "ladder_figures WHERE lo IS NULL AND hi IS NULL AND run_id IS NULL", { "COUNT(*)", 5 });
+    WANT(db, "v_ladder", { "COUNT(*)", 3 });
+    WANT(db, "v_ladder WHERE rung = 2", { "ttft_1k_ms", 100 }, { "ttft_1k_factor", 1.6 }, { "tok_s_gpu_factor", 2.5 },
+         { "tok_s_gpu_factor_first", 2.5 }, { "kl_mean", 0.25 });
+    WANT(db, "v_ladder WHERE rung = 1 AND ttft_1k_factor IS NULL AND ttft_4k_ms IS NULL", { "ttft_1k_ms", 160 },
+         { "tok_s_gpu_factor_first", 1 });
+    WANT(db, "v_ladder WHERE rung = 3 AND ttft_1k_ms IS NULL", { "COUNT(*)", 1 });
+    WANT(db, "v_ladder_figures WHERE metric = 'kl_mean' AND factor IS NULL", { "COUNT(*)", 2 });
+    WANT(db, "v_claims WHERE claim_id = 1", { "published", 5 }, { "ours", 6 }, { "lo", 5 }, { "hi", 7 },
+         { "ratio", 1.2 }, { "n", 7 }, { "run_id", 1 });
+    WANT(db, "v_claims WHERE claim_id = 4 AND ours IS NULL AND lo IS NULL AND run_id IS NULL", { "COUNT(*)", 1 });
+    WANT(db, "v_claims_summary WHERE verdict = 'not reproduced'", { "claims", 2 }, { "ratio_least", 0.5 },
+         { "ratio_most", 2 });
+    WANT(db, "v_claims_summary", { "COUNT(*)", 3 });
+    WANT(db, "v_claim_sensitivity", { "claim_id", 1 }, { "setting_lo", 500 }, { "ours_lo", 8 }, { "swing", 0.5 });
+    check_text(db, "SELECT provenance FROM v_claims_summary LIMIT 1 OFFSET 2", "none");
+    check_text(db, "SELECT switches FROM v_ladder WHERE rung = 2", "{\"graphs\":\"split\"}");
+    sqlite3_close(db);
+}
+END_TEST
+
+/* What the tables forbid: verdicts without a figure, provenances that are none, sensitivities of nothing. */
+START_TEST(test_findings_refused) {
+    const cedar_observer *o;
+    cedar_store *s = open_store(&o);
+    const cedar_claim_row bad[] = { claim_row(1, 6, "guessed", "reproduced"), claim_row(1, 6, "modelled", "likely"),
+                                    claim_row(1, (double)NAN, "modelled", "not tested"),
+                                    claim_row(1, (double)NAN, "none", "reproduced"),
+                                    claim_row(1, 6, "modelled", "reproduced"), claim_row(0, 6, "modelled", "undecided") };
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
+        ck_assert_int_eq(o->finding(o->self, CEDAR_FINDING_CLAIM, &bad[i], &err), CEDAR_E_DB);
+    const cedar_sensitivity_row swing = { 9, "a", 1, 2, 1, 2 };
+    ck_assert_int_eq(o->finding(o->self, CEDAR_FINDING_SENSITIVITY, &swing, &err), CEDAR_E_DB);
+    const cedar_ladder_row mixed = { 1, "t", "both", "h", "m", "" };
+    ck_assert_int_eq(o->finding(o->self, CEDAR_FINDING_LADDER, &mixed, &err), CEDAR_E_DB);
+    OK(cedar_store_close(s, true, &err));
+}
+END_TEST
+
 START_TEST(test_csv) {
     const cedar_observer *o;
     cedar_store *s = open_store(&o);
@@ -810,6 +900,10 @@ START_TEST(test_csv) {
     ck_assert_int_eq(cedar_report_csv(db_path, "v_audits", stdout, &err), CEDAR_E_ARG);
     ck_assert_ptr_nonnull(strstr(err.msg, "v_audit, v_audit_excess"));
     ck_assert_ptr_nonnull(strstr(err.msg, "audit_stats"));
+    ck_assert_int_eq(cedar_report_csv(db_path, "v_claim", stdout, &err), CEDAR_E_ARG);
+    ck_assert_ptr_nonnull(strstr(err.msg, "known are v_ladder, v_ladder_figures, v_claims, v_claims_summary, "
+                                          "v_claim_sensitivity, ladders, ladder_rungs, ladder_figures, claims, "
+                                          "claim_sensitivity"));
     FILE *full = fopen("/dev/full", "w");
     ck_assert_int_eq(cedar_report_csv(db_path, "runs", full, &err), CEDAR_E_IO);
     fclose(full);
@@ -838,7 +932,7 @@ START_TEST(test_views_listed) {
         ck_assert_msg(strstr(doc, name) != NULL, "%s is not in docs/METRICS.md", name);
         found++;
     }
-    ck_assert_uint_eq(found + 18, count);   /* and the tables: seven of runs, eleven of audits */
+    ck_assert_uint_eq(found + 23, count);   /* and the tables: seven of runs, eleven of audits, five of findings */
     free(doc);
     sqlite3_finalize(q);
     sqlite3_close(db);
@@ -1260,6 +1354,8 @@ static Suite *reports_suite(void) {
     tcase_add_test(store, test_stored);
     tcase_add_test(store, test_foreign_files);
     tcase_add_test(store, test_faults);
+    tcase_add_test(out, test_findings);
+    tcase_add_test(out, test_findings_refused);
     tcase_add_test(out, test_csv);
     tcase_add_test(out, test_views_listed);
     tcase_add_test(out, test_text);
