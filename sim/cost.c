@@ -112,9 +112,10 @@ static cedar_status check_switches(const cedar_config *c, const cedar_hardware *
         if (needs[i].on && needs[i].figure <= 0)
             return cedar_fail(err, CEDAR_E_ARG, "%s: hardware \"%s\" does not describe it; give %s in its file",
                               needs[i].option, hw->name, needs[i].key);
-    if (on->draft_tokens > (uint32_t)c->draft_block * (c->stages > 0))
-        return cedar_fail(err, CEDAR_E_ARG, "draft_tokens = %u: the drafter of model \"%s\" makes %d in a pass",
-                          on->draft_tokens, c->name, c->stages ? c->draft_block : 0);
+    uint32_t block = c->stages ? (uint32_t)c->draft_block : 0;
+    if (on->draft_tokens > block)
+        return cedar_fail(err, CEDAR_E_ARG, "draft_tokens = %u: the drafter of %s makes %u tokens%s", on->draft_tokens,
+                          c->name, block, block ? "" : ", it has none");
     return CEDAR_OK;
 }
 
@@ -480,21 +481,24 @@ int64_t cedar_cost_step_ns(const cedar_cost *k, const cedar_step_plan *plan, ced
     for (uint32_t i = 0; i < plan->entry_count; i++) {
         cedar_cost_load_add(&load, plan->entries[i].pos, plan->entries[i].rows, plan->entries[i].kept);
         load.prompts |= plan->entries[i].kind == CEDAR_ROWS_PREFILL;
+        load.drafts += plan->entries[i].kind == CEDAR_ROWS_VERIFY;
     }
     load.trimmed = plan->trimmed;
     return price_load(k, plan->cut, &load, parts);
 }
 
-int64_t cedar_cost_predict_ns(const cedar_cost *k, uint32_t decode_rows, uint32_t context_mean, uint32_t prefill_rows,
+int64_t cedar_cost_predict_ns(const cedar_cost *k, uint32_t sequences, uint32_t context_mean, uint32_t prefill_rows,
                               uint32_t prefill_pos) {
-    rows_sum s = { decode_rows, (double)decode_rows * context_mean };
+    uint32_t rows = sequences * (1 + k->on.draft_tokens);
+    rows_sum s = { rows, (double)rows * context_mean };
     add_rows(&s.rows, &s.context, prefill_pos, prefill_rows);
     if (s.rows <= 0) return 0;
     kind_price kinds[CEDAR_COST_KINDS];
     price_kinds(k, &s, kinds);
     price p = { 0 };
     add_group(k, &(group){ 0, k->c->layers, &s, kinds }, &p);
-    const cedar_cost_load load = { .logits = (uint32_t)s.rows, .prompts = prefill_rows > 0 };
+    const cedar_cost_load load = { .logits = (uint32_t)s.rows, .drafts = k->on.draft_tokens ? sequences : 0,
+                                   .prompts = prefill_rows > 0 };
     const piece one = price_piece(k, &p, s.rows, is_eager(k, load.prompts, false));
     return total_of(k, &p, &one, 1, &load, NULL);
 }

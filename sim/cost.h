@@ -150,9 +150,9 @@ int64_t cedar_cost_load_ns(const cedar_cost *k, cedar_cut cut, const cedar_cost_
 /* Price of a plan; parts may be NULL. */
 int64_t cedar_cost_step_ns(const cedar_cost *k, const cedar_step_plan *plan, cedar_cost_parts *parts);
 
-/* Price of a step of `decode_rows` decoding sequences of context_mean tokens and a prompt chunk of prefill_rows that
- * starts at prefill_pos (0 rows: none). For admission under a speed floor. */
-int64_t cedar_cost_predict_ns(const cedar_cost *k, uint32_t decode_rows, uint32_t context_mean, uint32_t prefill_rows,
+/* Price of a step of so many decoding sequences of context_mean tokens, with their drafts, and a prompt chunk of
+ * prefill_rows that starts at prefill_pos (0 rows: none). For admission under a speed floor. */
+int64_t cedar_cost_predict_ns(const cedar_cost *k, uint32_t sequences, uint32_t context_mean, uint32_t prefill_rows,
                               uint32_t prefill_pos);
 
 /* Expected distinct experts of `rows` tokens with uniform routing: E (1 - (1 - k/E)^rows) (spec/performance.md 2.2). */

@@ -163,12 +163,6 @@ static const cedar_opt_info table[] = {
       AT(side_stream) },
     { "allreduce", CEDAR_OPT_CHOICE, "plain", 0, 0, "plain|fused",
       "all-reduces of several GPUs: alone, or with the kernel behind them in one (clock modelled)", AT(allreduce) },
-    { "draft_tokens", CEDAR_OPT_INT, "0", 0, 64, NULL,
-      "tokens drafted for a step of each request; 0 = no speculation (modelled, without numerics)",
-      AT(draft_tokens) },
-    { "acceptance_length", CEDAR_OPT_REAL, "0", 0, 65, NULL,
-      "tokens that a verify step yields on average, 1 to draft_tokens + 1; only with draft_tokens",
-      AT(acceptance_ppb) },
     { "pace", CEDAR_OPT_CHOICE, "fixed", 0, 0, "fixed|measured",
       "step length on the schedule axis: pace_step_us + rows * pace_row_us, or the clock's", AT(pace) },
     { "pace_step_us", CEDAR_OPT_INT, "1000", 1, 1e9, NULL, "schedule time of a step in us", AT(pace_step_us) },
@@ -691,29 +685,9 @@ static cedar_status check_rules(const cedar_run_opts *o, cedar_err *err) {
     return CEDAR_OK;
 }
 
-static cedar_status check_speculation(const cedar_run_opts *o, cedar_err *err) {
-    if (!o->draft_tokens && o->acceptance_ppb)
-        return cedar_fail(err, CEDAR_E_ARG, "acceptance_length = %s needs draft_tokens, for example 5",
-                          cedar_opts_get(o, "acceptance_length"));
-    if (!o->draft_tokens) return CEDAR_OK;
-    if (o->acceptance_ppb < BILLION || o->acceptance_ppb > (o->draft_tokens + 1) * BILLION)
-        return cedar_fail(err, CEDAR_E_ARG,
-                          "acceptance_length = %s: a step of draft_tokens = %lld yields 1 to %lld tokens on average",
-                          cedar_opts_get(o, "acceptance_length"), (long long)o->draft_tokens,
-                          (long long)o->draft_tokens + 1);
-    if (o->step_tokens <= o->draft_tokens)
-        return cedar_fail(err, CEDAR_E_ARG, "step_tokens = %lld: a verify step has %lld rows",
-                          (long long)o->step_tokens, (long long)o->draft_tokens + 1);
-    if (o->floor_mode == CEDAR_FLOOR_ADMIT)
-        return cedar_fail(err, CEDAR_E_ARG, "floor_mode = \"admit\" counts one token a step; it cannot be kept with "
-                          "draft_tokens; take floor_mode = \"mark\"");
-    return CEDAR_OK;
-}
-
 cedar_status cedar_opts_check(const cedar_run_opts *o, cedar_err *err) {
     cedar_status st = check_paths(o->trace, err);
     if (!st) st = check_rules(o, err);
-    if (!st) st = check_speculation(o, err);
     if (st) return st;
     if (o->chunk_tokens > o->step_tokens)
         return cedar_fail(err, CEDAR_E_ARG, "chunk_tokens = %lld is more than step_tokens = %lld; a chunk is part of "

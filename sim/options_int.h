@@ -112,8 +112,6 @@ struct cedar_run_opts {
     cedar_kernels kernels;
     bool side_stream;
     cedar_allreduce allreduce;
-    int64_t draft_tokens;           /* 0 = no speculation */
-    int64_t acceptance_ppb;         /* tokens of a verify step on average, times 10^9; 0 = not given */
     cedar_pace pace;
     int64_t pace_step_us, pace_row_us;
 

@@ -14,7 +14,7 @@
 #include <string.h>
 
 #include "base/mem.h"
-#include "base/rng.h"
+#include "sim/accept.h"
 #include "sim/run_int.h"
 
 typedef cedar_run_state run;
@@ -219,7 +219,7 @@ static cedar_status admit(run *r, engine *e, request *q, bool *admitted, cedar_e
 static bool floor_admits(const run *r, const engine *e, const request *q) {
     if (!r->predictor.step_ns || !running(e)) return true;
     uint64_t context = q->row.in_tokens + e->prompt_tokens + e->context;
-    return r->predictor.step_ns(r->predictor.self, 0, running(e) + 1, context) <= r->floor_step_ns;
+    return r->predictor.step_ns(r->predictor.self, 0, run_decode_rows(r, running(e) + 1), context) <= r->floor_step_ns;
 }
 
 static cedar_policy_state state_of(const run *r, const engine *e) {
@@ -343,65 +343,54 @@ static request *heap_pop(engine *e) {
 
 /* --- speculation -------------------------------------------------------------------------------------------------- */
 
-enum { BILLION = 1000000000 };
-
-/* Tokens that verify step `step` of the request yields: whole acceptance lengths, and one more as often as the fraction
- * says (spec/agentx.md 1.7, the schedule of least variance). */
-static uint32_t accepted(const run *r, const request *q, uint32_t step) {
-    uint64_t length = (uint64_t)r->opts->acceptance_ppb;
-    return (uint32_t)(length / BILLION) + (cedar_rng_below(q->luck, step, BILLION) < length % BILLION);
+/* Rows that the request's next decode step feeds, and how many of their tokens stay; as on an engine. */
+static uint32_t verify_rows(const run *r, const request *q, uint32_t produced, uint32_t step, uint32_t *stay) {
+    uint32_t page = r->engine_opts.page_tokens, pos = q->row.in_tokens + produced - 1,
+             end = q->row.in_tokens + q->row.out_tokens - 1;
+    uint32_t rows = cedar_accept_rows((uint32_t)r->opts->draft_tokens, pos, end,
+                                      run_stores_windows(r) ? end / page * page : 0);
+    *stay = 1 + cedar_accept_drafts(r->accept_key, q->row.request_id, step, rows - 1, r->opts->acceptance_ppb);
+    return rows;
 }
 
 /* How many steps the answer takes from its first token on. */
-static uint32_t decode_steps_of(const run *r, request *q) {
-    uint32_t left = q->row.out_tokens - 1, steps = 0;
-    if (!r->opts->draft_tokens) return left;
-    q->luck = cedar_rng_at(cedar_rng_key((uint64_t)r->opts->seed, "speculation.accepted"), (uint64_t)q->row.request_id);
-    while (left) {
-        uint32_t n = accepted(r, q, steps++);
-        left -= n < left ? n : left;
-    }
+static uint32_t decode_steps_of(const run *r, const request *q) {
+    uint32_t steps = 0, stay;
+    if (!r->opts->draft_tokens) return q->row.out_tokens - 1;
+    for (uint32_t produced = 1; produced < q->row.out_tokens; produced += stay)
+        verify_rows(r, q, produced, steps++, &stay);
     return steps;
 }
 
-/* Rows of the next decode step into the load: one of each request, or with speculation one and its drafts, but none
- * behind the last token of the answer. */
+/* Rows of the next decode step into the load: one of each request, or with speculation one and its drafts. */
 static void load_decoding(const run *r, engine *e, cedar_cost_load *load) {
+    uint64_t context = e->context;
     e->verify_rows = e->decoding_count;
-    load->context = (double)e->context;
-    uint32_t most = 1 + (uint32_t)r->opts->draft_tokens;
-    if (most > 1) {
-        uint64_t context = 0;
-        e->verify_rows = e->yielded = 0;
+    if (r->opts->draft_tokens) {
+        context = e->verify_rows = e->yielded = 0;
         for (uint32_t i = 0; i < e->decoding_count; i++) {
             request *q = e->decoding[i];
-            uint32_t left = q->row.out_tokens - q->produced, rows = left < most ? left : most,
-                     got = accepted(r, q, q->row.decode_steps);
-            q->yield = got < rows ? got : rows;
-            e->verify_rows += rows;
+            q->fed = verify_rows(r, q, q->produced, q->row.decode_steps, &q->yield);
+            e->verify_rows += q->fed;
             e->yielded += q->yield;
-            context += (uint64_t)rows * (q->row.in_tokens + q->produced) + rows * (rows - 1) / 2;
+            load->drafts += q->fed > 1;
+            context += (uint64_t)q->fed * (q->row.in_tokens + q->produced) + q->fed * (q->fed - 1) / 2;
         }
-        load->context = (double)context;
     }
-    load->rows = load->kept_rows = e->verify_rows;
-    load->kept_context = load->context;
-    load->logits = e->verify_rows;
-    load->drafts = most > 1 ? e->decoding_count : 0;
+    load->context = load->kept_context = (double)context;
+    load->rows = load->kept_rows = load->logits = e->verify_rows;
 }
 
 /* The decode step has ended: each request has its tokens. Without speculation that is the engine's count alone. */
 static void count_decoded(const run *r, engine *e) {
     e->decode_steps++;
-    if (!r->opts->draft_tokens) {
-        e->context += e->decoding_count;
-        return;
-    }
-    for (uint32_t i = 0; i < e->decoding_count; i++) {
+    e->context += r->opts->draft_tokens ? e->yielded : e->decoding_count;
+    for (uint32_t i = 0; i < e->decoding_count && r->opts->draft_tokens; i++) {
         request *q = e->decoding[i];
         q->produced += q->yield;
         q->row.decode_steps++;
-        e->context += q->yield;
+        q->row.drafted_tokens += q->fed - 1;
+        q->row.accepted_tokens += q->yield - 1;
     }
 }
 
@@ -448,16 +437,14 @@ static cedar_status finish(run *r, engine *e, request *q, cedar_err *err) {
 /* --- a step ------------------------------------------------------------------------------------------------------- */
 
 static uint32_t plan_chunks(const run *r, engine *e) {
-    uint32_t drafted = e->verify_rows - e->decoding_count;
-    cedar_sched_limits limits = { .step_rows = r->engine_opts.step_rows - drafted,
-                                  .step_seqs = r->engine_opts.step_seqs,
+    cedar_sched_limits limits = { .step_rows = r->engine_opts.step_rows, .step_seqs = r->engine_opts.step_seqs,
                                   .chunk_rows = (uint32_t)r->opts->chunk_tokens };
     if (r->predictor.step_ns && e->prompt_count) {
         limits.prefill_capped = true;
         limits.prefill_rows = cedar_floor_prefill_rows(&r->predictor, r->floor_step_ns, limits.step_rows,
-                                                       e->decoding_count, e->context);
+                                                       run_decode_rows(r, e->decoding_count), e->context);
     }
-    return cedar_sched_chunks(&limits, e->decoding_count, e->items, e->prompt_count, e->chunks);
+    return cedar_sched_chunks(&limits, e->decoding_count, e->verify_rows, e->items, e->prompt_count, e->chunks);
 }
 
 static void describe_step(const run *r, const engine *e, cedar_step_row *row) {
@@ -550,7 +537,6 @@ static cedar_status begin_step(run *r, engine *e, cedar_err *err) {
                         q->pos + rows == q->row.in_tokens, &e->entries[i]);
         cedar_cost_load_add(&load, q->pos, rows, e->entries[i].kept);
         load.logits += e->entries[i].logits;
-        load.drafts += r->opts->draft_tokens ? e->entries[i].logits : 0;
     }
     int64_t ns = cedar_cost_load_ns(&r->cost, r->rules.cut, &load, &e->memo);
     r->steps++;

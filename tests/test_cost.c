@@ -400,7 +400,7 @@ START_TEST(switches_need_their_figures) {
         { { .fused_kernels = true }, "kernels = \"fused\": hardware \"roofline\" does not describe it; give fused_" },
         { { .side_stream = true }, "give side_stream_kernels" },
         { { .fused_allreduce = true }, "give fused_allreduce_ns" },
-        { { .draft_tokens = 6 }, "draft_tokens = 6: the drafter of model \"flash\" makes 5 in a pass" },
+        { { .draft_tokens = 6 }, "draft_tokens = 6: the drafter of flash makes 5 tokens" },
     };
     cedar_config c = shape("flash");
     cedar_hardware h = roofline();
