@@ -3,8 +3,8 @@
 -- Time      a minute and a half on two cores: no GPU, no numerics
 -- Plays     every row of scenarios/claims/published_claims.csv, by the first test below that fits it. Figures of a
 --           shape are computed; readings of published curves are computed from the published points; speeds on GB300
---           are modelled: 48 recorded coding-agent sessions by the AgentX rules (fast) on scenarios/hardware/gb300-tp4.lua,
---           and single prompts. A row that no test fits is an error.
+--           are modelled: 48 recorded coding-agent sessions by the AgentX rules (fast), and single prompts, on
+--           scenarios/hardware/gb300-tp4.lua. A row that no test fits is an error.
 -- Look at   the ledger (`cedar report claims.db`, `--csv v_claims`): published, ours, the interval that the assumptions
 --           give, the verdict. The rules stand in the table below, before any figure; the verdicts follow from them.
 --           Absolute speeds depend on assumed efficiencies and on other sessions than the published ones; ratios less.

@@ -73,8 +73,8 @@ static cedar_status check_run(const calibration *x, const cedar_logged_run *r, c
                           "or graphs; give one with --run", x->db, id, r->model, r->arith, r->graphs,
                           (long long)first->run_id, first->model, first->arith, first->graphs);
     if (strcmp(r->device, first->device))
-        return cedar_fail(err, CEDAR_E_ARG, "%s: run %lld ran on \"%s\", run %lld on \"%s\"; give one with --run", x->db,
-                          id, r->device, (long long)first->run_id, first->device);
+        return cedar_fail(err, CEDAR_E_ARG, "%s: run %lld ran on \"%s\", run %lld on \"%s\"; give one with --run",
+                          x->db, id, r->device, (long long)first->run_id, first->device);
     if (graphs_of(r) < 0 || cut_of(r) < 0)
         return cedar_fail(err, CEDAR_E_FORMAT,
                           "%s: run %lld has graphs \"%s\" and cut \"%s\"; this program does not know them", x->db, id,

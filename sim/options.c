@@ -708,8 +708,8 @@ cedar_status cedar_opts_check(const cedar_run_opts *o, cedar_err *err) {
         return cedar_fail(err, CEDAR_E_ARG, "draft_tokens = %lld leaves no room in step_tokens = %lld: a decode step "
                           "has one row more than drafts", (long long)o->draft_tokens, (long long)o->step_tokens);
     if (!o->keep && o->clock != CEDAR_CLOCK_MODELLED)
-        return cedar_fail(err, CEDAR_E_ARG, "keep = false needs clock = \"modelled\": a measured run could not be played "
-                          "again without its stored step lengths");
+        return cedar_fail(err, CEDAR_E_ARG, "keep = false needs clock = \"modelled\": a measured run could not be "
+                          "played again without its stored step lengths");
     if (o->prompt_scores && !o->quality)
         return cedar_fail(err, CEDAR_E_ARG, "prompt_scores = true needs quality = true");
     if (o->kv_pages > 0 && o->kv_pages * o->page_tokens < o->context_max)
