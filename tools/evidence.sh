@@ -30,7 +30,8 @@ command_of() {
     case $1 in
     operators | same_bits | plans | golden) echo "$tests $1" ;;
     memcheck | racecheck)
-        echo "$sanitizer --tool $1 --error-exitcode 9 $cedar check-golden tests/golden/tiny-s1 --backend cuda --arith bf16" ;;
+        echo "$sanitizer --tool $1 --error-exitcode 9 $cedar check-golden tests/golden/tiny-s1" \
+            "--backend cuda --arith bf16" ;;
     bench) echo "$cedar bench gpu --csv --repeat ${EVIDENCE_REPEAT:-20}" ;;
     peers) echo "python3 tests/peers/torch_ops.py --repeat ${EVIDENCE_REPEAT:-20} --ours $out/bench.txt" ;;
     agentx) echo "$cedar run scenarios/h200-agentx.lua -r -o $out/h200-agentx.db" ;;
