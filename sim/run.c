@@ -394,6 +394,8 @@ static cedar_status summarise(run *r, cedar_err *err) {
     s->event_hash = r->hash;
     s->sessions = r->sessions_ended;
     s->steps = (uint64_t)r->steps;
+    s->ttft_mean_ms = cedar_samples_mean(&r->ttft) / 1e6;
+    s->itl_mean_ms = cedar_samples_mean(&r->itl) / 1e6;
     s->kl_mean = cedar_samples_mean(&r->kl);
     s->dlogp_mean = cedar_samples_mean(&r->dlogp);
     cedar_status st = percentiles(r, err);

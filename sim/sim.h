@@ -144,7 +144,7 @@ typedef struct cedar_run_result {
     uint64_t warmup_requests;       /* primers among them */
     uint64_t errors, sessions, steps;
     uint64_t in_tokens, out_tokens, hit_tokens, replayed_tokens, trimmed_tokens;
-    double ttft_p50_ms, ttft_p90_ms, itl_p50_ms, itl_p90_ms;
+    double ttft_mean_ms, ttft_p50_ms, ttft_p90_ms, itl_mean_ms, itl_p50_ms, itl_p90_ms;
     double interactivity_p90;       /* 1 / p90(ITL), tok/s/user */
     double floor_interactivity;     /* the same at floor_percentile */
     bool floor_met;                 /* it reaches floor_tok_s_user; true without a floor */
@@ -153,6 +153,7 @@ typedef struct cedar_run_result {
     double total_tok_s, output_tok_s, span_s;
     double hit_rate;                /* adopted prompt tokens / prompt tokens */
     uint64_t kv_bytes_peak, window_bytes_peak;
+    double kv_tokens_fit;           /* what the described memory holds beside weights and windows; NaN: none described */
     uint64_t quality_rows;
     double kl_mean, kl_p99, top1_rate, dlogp_mean;   /* NaN without quality rows */
 } cedar_run_result;
