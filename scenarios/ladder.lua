@@ -27,14 +27,15 @@ local speculation = { draft_tokens = tiny and 3 or 5, acceptance_length = 3.51 }
 -- What a rung changes. `on`: the engine has it; "gpu": only there it makes a difference.
 local all = {
   { name = "day 0", why = "exact prefill; prompts are launched kernel by kernel, decode steps as a graph; FP8 rows",
-    set = { replay = "exact", graphs = "decode", kv_rows = "fp8", window_cache_bytes = windows } },
+    set = { replay = "exact", graphs = "decode", kv_rows = "fp8", window_store = "paged",
+            window_cache_bytes = windows } },
   { name = "FP4 rows", why = "890 bytes a token instead of 1650, the model's own format", set = { kv_rows = "fp4" } },
   { name = "exact, no graph", why = "all layers on all rows, kernel by kernel", on = "gpu",
     set = { replay = "exact", graphs = "off" } },
   { name = "exact", why = "all layers on all rows; on a GPU one graph a step", on = "any",
     set = { replay = "exact", graphs = "full" } },
-  { name = "encoder replay", why = "no stored windows: 128 tokens are fed again behind a hit. A prompt is one step "
-    .. "then; with stored windows it also ends a step at its last whole page", both = true, on = "any",
+  { name = "encoder replay", why = "no stored windows: their memory is for pages, and 128 tokens are fed again behind "
+    .. "each hit", both = true, on = "any",
     set = { replay = "encoder", window_cache_bytes = 0 } },
   { name = "decoder replay, eager", why = "layers 21-39 run on 128 rows, launched kernel by kernel", both = true,
     on = "gpu", set = { replay = "both" }, engine = { graphs = "off" } },

@@ -60,6 +60,8 @@ static cedar_status refuse_switches(const run *r, cedar_err *err) {
         { "graphs", o->graphs == CEDAR_GRAPHS_DECODE || o->graphs == CEDAR_GRAPHS_TRIMMED, modelled,
           "an engine launches all steps in one way" },
         { "kv_rows", o->kv_rows != CEDAR_KV_ROWS_FP4, bare, "the engine's global rows are FP4" },
+        { "window_store", o->window_store != CEDAR_WINDOWS_STEP, bare,
+          "the engine stores windows at the end of a step" },
         { "kernels", o->kernels != CEDAR_KERNELS_SEPARATE, modelled, "an engine has the kernels that it has" },
         { "side_stream", o->side_stream, modelled, "the engine has one stream" },
         { "allreduce", o->allreduce != CEDAR_ALLREDUCE_PLAIN, modelled, "the engine runs on one device" },
