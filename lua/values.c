@@ -237,14 +237,14 @@ static const struct field { const char *name; field_kind kind; size_t place; } f
     FIELD(errors, FIELD_COUNT),
     FIELD(sessions, FIELD_COUNT), FIELD(steps, FIELD_COUNT), FIELD(in_tokens, FIELD_COUNT),
     FIELD(out_tokens, FIELD_COUNT), FIELD(hit_tokens, FIELD_COUNT), FIELD(replayed_tokens, FIELD_COUNT),
-    FIELD(trimmed_tokens, FIELD_COUNT), FIELD(ttft_mean_ms, FIELD_REAL),
-    FIELD(ttft_p50_ms, FIELD_REAL), FIELD(ttft_p90_ms, FIELD_REAL), FIELD(itl_mean_ms, FIELD_REAL),
-    FIELD(itl_p50_ms, FIELD_REAL), FIELD(itl_p90_ms, FIELD_REAL), FIELD(interactivity_p90, FIELD_REAL),
+    FIELD(trimmed_tokens, FIELD_COUNT), FIELD(ttft_mean_ms, FIELD_REAL), FIELD(ttft_p50_ms, FIELD_REAL),
+    FIELD(ttft_p90_ms, FIELD_REAL), FIELD(itl_mean_ms, FIELD_REAL), FIELD(itl_p50_ms, FIELD_REAL),
+    FIELD(itl_p90_ms, FIELD_REAL), FIELD(interactivity_p90, FIELD_REAL),
     FIELD(floor_interactivity, FIELD_REAL), FIELD(floor_met, FIELD_BOOL), FIELD(submission_valid, FIELD_BOOL),
     FIELD(gate_ok, FIELD_BOOL), FIELD(invalid, FIELD_TEXT),
     FIELD(total_tok_s, FIELD_REAL), FIELD(output_tok_s, FIELD_REAL), FIELD(span_s, FIELD_REAL),
     FIELD(hit_rate, FIELD_REAL), FIELD(kv_bytes_peak, FIELD_COUNT), FIELD(window_bytes_peak, FIELD_COUNT),
-    FIELD(quality_rows, FIELD_COUNT), FIELD(kl_mean, FIELD_REAL), FIELD(kl_p99, FIELD_REAL),
+    FIELD(kv_tokens_fit, FIELD_REAL), FIELD(quality_rows, FIELD_COUNT), FIELD(kl_mean, FIELD_REAL), FIELD(kl_p99, FIELD_REAL),
     FIELD(top1_rate, FIELD_REAL), FIELD(dlogp_mean, FIELD_REAL),
 };
 

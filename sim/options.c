@@ -125,6 +125,9 @@ static const cedar_opt_info table[] = {
     { "window_cache_bytes", CEDAR_OPT_INT, "0", 0, whole_max, NULL,
       "stored windows of the prefix cache in bytes (exact and decoder); 0 = unlimited", AT(window_cache_bytes) },
 
+    { "window_store", CEDAR_OPT_CHOICE, "step", 0, 0, "step|paged",
+      "how windows are stored: a step ends there, or no step does (modelled, without numerics)", AT(window_store) },
+
     { "engines", CEDAR_OPT_INT, "1", 1, 1024, NULL,
       "engines that share the lanes, each with pages of its own (modelled, without numerics)", AT(engines) },
     { "routing", CEDAR_OPT_CHOICE, "session", 0, 0, "session|round_robin|least_loaded|prefix|policy",

@@ -322,6 +322,29 @@ modelled() {
     exits "modelled engines: the view" 0 'session,4,' "$cedar" report "$out/routing.db" --csv v_engines
 }
 
+# The ladder at a small size: modelled for the full model, and measured on the tiny one; never both in one ladder.
+ladders() {
+    local db=$out/ladder.db
+    exits "ladder, modelled" 0 'wrote' "$cedar" run scenarios/ladder.lua -q -o "$db" lanes=4 seed=42 traces_max=6
+    same "ladder: rungs and TTFT figures" "$(sql "$db" "SELECT count(DISTINCT r.ladder_id || '.' || r.rung) || ' ' ||
+        count(*) FROM ladder_rungs r JOIN ladder_figures f USING (ladder_id, rung) WHERE metric = 'ttft'")" "19 152"
+    same "ladder: FP4 rows hold 1650 / 890 as much" "$(sql "$db" "SELECT round(f.factor, 3) FROM v_ladder_figures f
+        WHERE ladder_id = 1 AND rung = 2 AND metric = 'kv_tokens_max'")" 1.854
+    same "ladder: replay without graphs gains nothing at 1 K" "$(sql "$db" "SELECT factor FROM v_ladder_figures
+        WHERE ladder_id = 1 AND rung = 4 AND metric = 'ttft' AND context_tokens = 1024")" 1.0
+    same "ladder: each rung's ITL is no longer than the first's" "$(sql "$db" "SELECT count(*) FROM v_ladder_figures
+        WHERE metric = 'itl' AND factor_first < 0.98")" 0
+    same "ladder: agents accept 3.51 tokens, but at ends of answers" "$(sql "$db" "SELECT count(*) FROM v_speculation
+        WHERE decode_steps > 2000 AND abs(acceptance_length - 3.51) < 0.05")" 11
+    db=$out/ladder-measured.db
+    exits "ladder, measured" 0 'wrote' "$cedar" run scenarios/ladder.lua -q -o "$db" clock=measured turns_max=2
+    same "ladder, measured: one, of four rungs" "$(sql "$db" "SELECT group_concat(DISTINCT provenance) || ' ' ||
+        count(*) FROM ladders JOIN ladder_rungs USING (ladder_id)")" "measured 4"
+    same "ladder, measured: nothing is modelled" "$(sql "$db" "SELECT count(*) FROM runs WHERE clock <> 'measured'")" 0
+    same "ladder, measured: exact is exact, replay is not" "$(sql "$db" "SELECT group_concat(value > 0, ' ')
+        FROM (SELECT value FROM ladder_figures WHERE metric = 'kl_mean' ORDER BY rung)")" "0 1 1 1"
+}
+
 goldens() {
     local folder arith
     for folder in tests/golden/*/; do
@@ -354,6 +377,7 @@ audits
 kills
 benches
 modelled
+ladders
 goldens
 if [ -n "${CEDAR_TALLY:-}" ]; then
     echo "$passed $failed $skipped" >>"$CEDAR_TALLY"
