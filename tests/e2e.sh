@@ -359,8 +359,9 @@ claims() {
     exits "claims" 0 'wrote' "$cedar" run scenarios/claims.lua -q -o "$db" lanes=4 seed=42 traces_max=6
     other=$(sqlite3 :memory: '.mode csv' ".import $file t" "ATTACH '$db' AS c" "SELECT count(*) || ' ' ||
         (SELECT count(*) FROM c.claims) || ' ' || (SELECT count(*) FROM (
-            SELECT source, date, model, hardware, engine, metric, condition, CAST(value AS REAL), unit, url FROM t EXCEPT
-            SELECT source, date, model, hardware, engine, metric, condition, published, unit, url FROM c.claims)) FROM t" |
+            SELECT source, date, model, hardware, engine, metric, condition, CAST(value AS REAL), unit, url FROM t
+            EXCEPT SELECT source, date, model, hardware, engine, metric, condition, published, unit, url
+            FROM c.claims)) FROM t" |
         tr -d '\r"')
     same "claims: every row of the file is in the table, as it is there" "$other" "290 290 0"
     same "claims: what follows from the shape or from published points comes out" "$(sql "$db" "SELECT count(*) ||
