@@ -4,7 +4,7 @@
 
 #include "sim/cost.h"
 
-enum { CEDAR_HARDWARE_FIGURES_MAX = 32, CEDAR_HARDWARE_SOURCE_MAX = 256 };
+enum { CEDAR_HARDWARE_FIGURES_MAX = 40, CEDAR_HARDWARE_SOURCE_MAX = 256 };
 
 /* The source of each figure, in the order of cedar_hardware_keys; "" where none is given. */
 typedef struct cedar_hardware_sources {

@@ -33,7 +33,8 @@ static cedar_status set_word(cedar_hardware *hw, char *word, cedar_err *err) {
     if (rest == equals + 1 || *rest)
         return cedar_fail(err, CEDAR_E_ARG, "assume: %s = \"%s\" is not a number", word, equals + 1);
     if (!(v >= k->lo && v <= k->hi))
-        return cedar_fail(err, CEDAR_E_ARG, "assume: %s = %g: allowed are %g to %g (%s)", word, v, k->lo, k->hi, k->help);
+        return cedar_fail(err, CEDAR_E_ARG, "assume: %s = %g: allowed are %g to %g (%s)", word, v, k->lo, k->hi,
+                          k->help);
     memcpy((char *)hw + k->offset, &v, sizeof v);
     return CEDAR_OK;
 }

@@ -92,7 +92,7 @@ static cedar_status weigh(problem *p, cedar_err *err) {
 /* Relative errors of all fitted steps into `out`; *sum is the weighted mean of their squares. */
 static cedar_status errors_of(const problem *p, const cedar_hardware *hw, double *out, double *sum, cedar_err *err) {
     cedar_cost k;
-    cedar_status st = cedar_cost_make(p->c, hw, p->graphs, &k, err);
+    cedar_status st = cedar_cost_make(p->c, hw, &(cedar_cost_switches){ .graphs = p->graphs }, &k, err);
     if (st) return st;
     *sum = 0;
     for (size_t i = 0; i < p->step_count; i++) {

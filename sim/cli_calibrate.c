@@ -177,7 +177,7 @@ static void print_line(const char *name, cedar_calibrate_error e[CEDAR_CALIBRATE
 
 static cedar_status print_table(calibration *x, cedar_err *err) {
     cedar_cost k;
-    cedar_status st = cedar_cost_make(x->config, &x->hw, x->graphs, &k, err);
+    cedar_status st = cedar_cost_make(x->config, &x->hw, &(cedar_cost_switches){ .graphs = x->graphs }, &k, err);
     cedar_calibrate_error(*lines)[CEDAR_CALIBRATE_USES] = st ? NULL : cedar_calloc(LINES_MAX + 1, sizeof *lines);
     if (st) return st;
     if (!lines) return cedar_fail(err, CEDAR_E_OOM, "no memory for a table");
@@ -252,8 +252,9 @@ enum { SECTIONS = sizeof sections / sizeof *sections };
 
 static int section_of(const char *key) {
     if (strstr(key, "link") || strstr(key, "allreduce")) return 4;
-    if (strstr(key, "launch") || strstr(key, "kernels") || strstr(key, "host")) return 3;
-    if (strstr(key, "copy") || strstr(key, "memory")) return 1;
+    if (strstr(key, "launch") || strstr(key, "kernels") || strstr(key, "host") ||
+        strstr(key, "layer_ns")) return 3;
+    if (strstr(key, "copy") || strstr(key, "memory") || strstr(key, "passes")) return 1;
     return strstr(key, "flop") || strstr(key, "efficiency") || !strcmp(key, "overlap") ? 2 : 0;
 }
 

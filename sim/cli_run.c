@@ -167,8 +167,20 @@ static void show_progress(void *self, const cedar_progress *p) {
 
 /* --- what a scenario may do --------------------------------------------------------------------------------------- */
 
+/* A run with keep = false: nobody hears of it but the scenario. */
+static bool is_kept(const cedar_run_opts *opts) { return strcmp(cedar_opts_get(opts, "keep"), "true") == 0; }
+
+static cedar_status play_unkept(const cedar_run_opts *opts, const char *data_dir, cedar_run_cache *cache,
+                                cedar_run_result *out, cedar_err *err) {
+    const cedar_run_host host = { .observer = &cedar_observer_silent, .data_dir = data_dir, .stop = cedar_cli_stop(),
+                                  .hardware = cedar_hardware_find, .cache = cache };
+    *out = (cedar_run_result){ 0 };
+    return cedar_run(opts, 0, &host, out, err);
+}
+
 static cedar_status host_run(void *self, const cedar_run_opts *opts, cedar_run_result *out, cedar_err *err) {
     execution *x = self;
+    if (!is_kept(opts)) return play_unkept(opts, x->data_dir, x->cache, out, err);
     cedar_status st = x->store ? CEDAR_OK : check_place(x->db, err);
     if (st) return st;
     cedar_run_host host = { .observer = &x->observer, .data_dir = x->data_dir, .progress = show_progress, .self = x,
@@ -357,41 +369,6 @@ typedef struct replay {
     bool verbose;
 } replay;
 
-static cedar_status ignore_run(void *self, const cedar_run_row *row, cedar_err *err) {
-    (void)self;
-    (void)row;
-    (void)err;
-    return CEDAR_OK;
-}
-
-static cedar_status ignore_session(void *self, const cedar_session_row *row, cedar_err *err) {
-    (void)self;
-    (void)row;
-    (void)err;
-    return CEDAR_OK;
-}
-
-static cedar_status ignore_request(void *self, const cedar_request_row *row, cedar_err *err) {
-    (void)self;
-    (void)row;
-    (void)err;
-    return CEDAR_OK;
-}
-
-static cedar_status ignore_quality(void *self, const cedar_quality_row *row, cedar_err *err) {
-    (void)self;
-    (void)row;
-    (void)err;
-    return CEDAR_OK;
-}
-
-static cedar_status ignore_end(void *self, const cedar_run_end_row *row, cedar_err *err) {
-    (void)self;
-    (void)row;
-    (void)err;
-    return CEDAR_OK;
-}
-
 static cedar_status watch_step(void *self, const cedar_step_row *row, cedar_err *err) {
     replay *x = self;
     (void)err;
@@ -403,8 +380,9 @@ static cedar_status watch_step(void *self, const cedar_step_row *row, cedar_err 
 static cedar_status play_again(replay *x, const cedar_stored_run *old, const cedar_run_opts *opts,
                                cedar_run_result *out, cedar_err *err) {
     cedar_run_opts *o = NULL;
-    cedar_observer obs = { .self = x, .run_begin = ignore_run, .session = ignore_session, .request = ignore_request,
-                           .step = watch_step, .quality = ignore_quality, .run_end = ignore_end };
+    cedar_observer obs = cedar_observer_silent;
+    obs.self = x;
+    obs.step = watch_step;
     cedar_run_host host = { .observer = &obs, .data_dir = x->data_dir, .recorded = &old->recorded, .stop = &x->stop,
                             .hardware = cedar_hardware_find, .cache = x->cache };
     x->steps = 0;
@@ -423,6 +401,7 @@ static cedar_status play_again(replay *x, const cedar_stored_run *old, const ced
 
 static cedar_status replay_run(void *self, const cedar_run_opts *opts, cedar_run_result *out, cedar_err *err) {
     replay *x = self;
+    if (!is_kept(opts)) return play_unkept(opts, x->data_dir, x->cache, out, err);
     if (x->runs == x->stored->run_count && !x->stored->finished)
         return cedar_fail(err, CEDAR_E_INTERRUPT, "the recording ends here");
     if (x->runs == x->stored->run_count) {
@@ -550,7 +529,8 @@ static int replay_all(replay *x, const char *db) {
         code = cedar_cli_fail(&err);
     } else {
         cedar_script_host host = {
-            .self = x, .published = replay_published, .shape = replay_shape, .run = replay_run, .audit = replay_audit, .expect = replay_expect,
+            .self = x, .published = replay_published, .shape = replay_shape, .run = replay_run,
+            .audit = replay_audit, .expect = replay_expect,
             .print = x->verbose ? host_print : NULL
         };
         cedar_script_opts o = { .name = x->stored->scenario_path, .text = x->stored->scenario_text,

@@ -21,10 +21,17 @@ const cedar_hardware_key *cedar_hardware_keys(size_t *count) {
         KEY(indexer_efficiency, 0.01, 1, 1, "share of indexer_flop_s that is reached"),
         KEY(overlap, 0.01, 1, 1, "share of the shorter of weight reads and matrix operations that hides in the longer"),
         KEY(kernels_per_layer, 0, 1000, NAN, "kernel launches of one layer"),
+        KEY(fused_kernels_per_layer, 0, 1000, 0, "the same with fused kernels, 0 = not described"),
+        KEY(side_stream_kernels, 0, 1000, 0, "launches of a layer that a second stream hides, 0 = not described"),
+        KEY(layer_ns, 0, 1e6, 0, "what a layer takes whatever it works on, beside its launches, ns"),
         KEY(launch_ns, 0, 1e6, NAN, "gap between two kernels of a graph, ns"),
         KEY(eager_launch_ns, 0, 1e6, NAN, "gap between two launches without a graph, ns"),
         KEY(step_host_ns, 0, 1e9, 0, "planning, input copies and results of a step, ns"),
         KEY(allreduce_ns, 0, 1e9, 0, "one all-reduce of a few rows, ns; used with more than one GPU"),
+        KEY(fused_allreduce_ns, 0, 1e9, 0, "one all-reduce with the mHC kernel behind it, ns, 0 = not described"),
+        KEY(fused_allreduce_kernels, 0, 1000, 0, "launches of a layer that the fused all-reduces save"),
+        KEY(stream_passes, 0, 100, 0, "residual streams that a site reads or writes, times; every GPU does all of it"),
+        KEY(fused_stream_passes, 0, 100, 0, "the same with fused kernels, 0 = as stream_passes"),
         KEY(link_bytes_s, 1, 1e15, 1e12, "large all-reduces, bytes per second of one GPU"),
         KEY(host_link_bytes_s, 1, 1e15, 1e11, "host to device, bytes per second"),
         KEY(dollars_hour, 0, 1e6, 0, "price of one GPU for an hour, 0 = unknown"),
@@ -46,13 +53,17 @@ static cedar_status check_hardware(const cedar_hardware *hw, cedar_err *err) {
     return CEDAR_OK;
 }
 
-double cedar_cost_experts_touched(const cedar_config *c, uint32_t rows) {
-    double miss = 1 - (double)c->experts_per_token / c->experts, base = miss, power = 1;
+static double touched(double experts, double per_token, uint32_t rows) {
+    double base = 1 - per_token / experts, power = 1;
     for (uint32_t n = rows; n; n >>= 1) {
         if (n & 1) power *= base;
         base *= base;
     }
-    return c->experts * (1 - power);
+    return experts * (1 - power);
+}
+
+double cedar_cost_experts_touched(const cedar_config *c, uint32_t rows) {
+    return touched(c->experts, c->experts_per_token, rows);
 }
 
 double cedar_cost_weight_bytes(const cedar_config *c, bool tables) {
@@ -84,16 +95,70 @@ static void find_kinds(cedar_cost *k) {
 static double fp8_bytes(double parameters) { return parameters * (1 + 1.0 / 1024); }
 static double fp4_bytes(double parameters) { return parameters * (0.5 + 1.0 / 32); }
 
-cedar_status cedar_cost_make(const cedar_config *c, const cedar_hardware *hw, cedar_graphs graphs, cedar_cost *out,
-                             cedar_err *err) {
+/* One byte a value and one per 32 of them, as window rows (spec/model.md 3.4, 4.1). */
+uint64_t cedar_cost_fp8_row_bytes(const cedar_config *c) {
+    return (uint64_t)(c->head_dim + c->head_dim / 32 + c->index_dim + c->index_dim / 32);
+}
+
+/* A switch needs its figure, and the drafter its stages. */
+static cedar_status check_switches(const cedar_config *c, const cedar_hardware *hw, const cedar_cost_switches *on,
+                                   cedar_err *err) {
+    const struct { bool on; double figure; const char *option, *key; } needs[] = {
+        { on->fused_kernels, hw->fused_kernels_per_layer, "kernels = \"fused\"", "fused_kernels_per_layer" },
+        { on->side_stream, hw->side_stream_kernels, "side_stream = true", "side_stream_kernels" },
+        { on->fused_allreduce && hw->gpus > 1, hw->fused_allreduce_ns, "allreduce = \"fused\"", "fused_allreduce_ns" },
+    };
+    for (size_t i = 0; i < sizeof needs / sizeof *needs; i++)
+        if (needs[i].on && needs[i].figure <= 0)
+            return cedar_fail(err, CEDAR_E_ARG, "%s: hardware \"%s\" does not describe it; give %s in its file",
+                              needs[i].option, hw->name, needs[i].key);
+    uint32_t block = c->stages ? (uint32_t)c->draft_block : 0;
+    if (on->draft_tokens > block)
+        return cedar_fail(err, CEDAR_E_ARG, "draft_tokens = %u: the drafter of %s makes %u tokens%s", on->draft_tokens,
+                          c->name, block, block ? "" : ", it has none");
+    return CEDAR_OK;
+}
+
+/* Launches that are left of a layer's. */
+static double kernels_of(const cedar_hardware *hw, const cedar_cost_switches *on) {
+    double n = on->fused_kernels ? hw->fused_kernels_per_layer : hw->kernels_per_layer;
+    if (on->side_stream) n -= hw->side_stream_kernels;
+    if (on->fused_allreduce && hw->gpus > 1) n -= hw->fused_allreduce_kernels;
+    return larger(n, 0);
+}
+
+/* Per row and layer: both sites, all streams in bf16, on each GPU (spec/performance.md 2.5). */
+static double stream_ns(const cedar_config *c, const cedar_hardware *hw, const cedar_cost_switches *on) {
+    bool fused = on->fused_kernels && hw->fused_stream_passes > 0;
+    double passes = fused ? hw->fused_stream_passes : hw->stream_passes;
+    return 2 * passes * 2.0 * c->hc * c->hidden / (hw->copy_bytes_s * hw->memory_efficiency) * 1e9;
+}
+
+/* What a draft pass reads whatever its rows (spec/model.md 2.11): stages, main_proj, head, and the chain's head once
+ * per draft. */
+static void make_drafter(cedar_cost *k, double attention, double expert, double mix) {
+    const cedar_config *c = k->c;
+    double d = c->hidden, router = c->draft_experts * d, n = k->on.draft_tokens;
+    k->draft_bytes = c->stages * (fp8_bytes(attention + expert) + 2 * router + 4 * mix) +
+                     fp8_bytes(c->target_count * d * d) + k->head_bytes + n * 2.0 * c->vocab * c->markov_rank;
+    k->draft_layer_flop = 2 * (attention + (c->draft_experts_per_token + 1) * expert + router + mix);
+}
+
+cedar_status cedar_cost_make(const cedar_config *c, const cedar_hardware *hw, const cedar_cost_switches *on,
+                             cedar_cost *out, cedar_err *err) {
     cedar_status st = check_hardware(hw, err);
+    if (!st) st = check_switches(c, hw, on, err);
     if (st) return st;
     double d = c->hidden, heads = (double)c->heads * c->head_dim, ql = c->q_lora,
            lora = (double)c->o_groups * c->o_lora;
     double attention = ql * d + heads * ql + c->head_dim * d + lora * (heads / c->o_groups) + d * lora;
     double expert = 3.0 * c->moe_dim * d, router = c->experts * d, mix = 2.0 * (2 + c->hc) * c->hc * c->hc * d;
+    double window_row = c->head_dim + c->head_dim / 32.0;
     *out = (cedar_cost){
-        .hw = *hw, .c = c, .graphs = graphs,
+        .hw = *hw, .c = c, .on = *on,
+        .kernels = kernels_of(hw, on),
+        .allreduce_ns = on->fused_allreduce ? hw->fused_allreduce_ns : hw->allreduce_ns,
+        .stream_ns = stream_ns(c, hw, on),
         .layer_bytes = fp8_bytes(attention + expert) + 2 * router + 4 * mix,
         .source_bytes = 2 * (2.0 * c->head_dim * d + (double)c->index_dim * c->head_dim),
         .index_bytes = fp8_bytes((double)c->index_heads * c->index_dim * ql) + 2.0 * c->index_heads * d,
@@ -102,15 +167,16 @@ cedar_status cedar_cost_make(const cedar_config *c, const cedar_hardware *hw, ce
         .layer_flop = 2 * (attention + (c->experts_per_token + 1) * expert + router + mix),
         .core_flop = 4 * heads,
         .score_flop = 2.0 * c->index_heads * c->index_dim,
-        .kv_key_bytes = c->head_dim / 2.0 + c->head_dim / 16.0,
-        .window_key_bytes = c->head_dim + c->head_dim / 32.0,
-        .index_key_bytes = c->index_dim / 2.0 + c->index_dim / 32.0,
+        .kv_key_bytes = on->fp8_rows ? window_row : c->head_dim / 2.0 + c->head_dim / 16.0,
+        .window_key_bytes = window_row,
+        .index_key_bytes = c->index_dim / (on->fp8_rows ? 1.0 : 2.0) + c->index_dim / 32.0,
         .bandwidth = hw->gpus * hw->copy_bytes_s * hw->memory_efficiency,
         .matmul_rate = hw->gpus * hw->matmul_flop_s * hw->matmul_efficiency,
         .attention_rate = hw->gpus * hw->attention_flop_s * hw->attention_efficiency,
         .indexer_rate = hw->gpus * hw->indexer_flop_s * hw->indexer_efficiency,
     };
     find_kinds(out);
+    if (on->draft_tokens) make_drafter(out, attention, expert, mix);
     return CEDAR_OK;
 }
 
@@ -177,7 +243,7 @@ static void price_kinds(const cedar_cost *k, const rows_sum *s, kind_price *out)
 }
 
 typedef struct price {
-    double weights_ns, matmul_ns, dense_ns, attention_ns, indexer_ns, layers, bytes, flop;
+    double weights_ns, matmul_ns, stream_ns, dense_ns, attention_ns, indexer_ns, layers, bytes, flop;
 } price;
 
 /* A stretch of layers that run on the same rows. */
@@ -187,8 +253,13 @@ typedef struct group {
     const kind_price *kinds;
 } group;
 
-/* Weights are read once; per-row work adds up. Kernels that do one after the other, or begin and end with nothing to
- * multiply, hide only a share of the shorter. */
+/* Kernels that read and multiply one after the other, or begin and end with nothing to multiply, hide only a share of
+ * the shorter. */
+static double hide(const cedar_cost *k, double weights_ns, double matmul_ns) {
+    return larger(weights_ns, matmul_ns) + (1 - k->hw.overlap) * smaller(weights_ns, matmul_ns);
+}
+
+/* Weights are read once; per-row work adds up. */
 static void add_dense(const cedar_cost *k, const group *g, price *p) {
     const cedar_config *c = k->c;
     double layers = g->last - g->first, rows = g->rows->rows;
@@ -202,7 +273,8 @@ static void add_dense(const cedar_cost *k, const group *g, price *p) {
            matmul_ns = flop / k->matmul_rate * 1e9;
     p->weights_ns += weights_ns;
     p->matmul_ns += matmul_ns;
-    p->dense_ns += larger(weights_ns, matmul_ns) + (1 - k->hw.overlap) * smaller(weights_ns, matmul_ns);
+    p->stream_ns += layers * rows * k->stream_ns;
+    p->dense_ns += hide(k, weights_ns, matmul_ns) + layers * rows * k->stream_ns;
     p->bytes += bytes;
     p->flop += flop;
 }
@@ -235,40 +307,106 @@ static void count_parts(const cedar_cost *k, const group *g, price *p) {
     }
 }
 
+/* Layers that are launched in one way on the same rows: what the device works, what its all-reduces take, and what
+ * launching adds. */
+typedef struct piece {
+    double work_ns, link_ns, launch_ns;
+} piece;
+
+/* Without a graph the host launches ahead of the device, so the longer of the two counts. */
+static piece price_piece(const cedar_cost *k, const price *p, double rows, bool eager) {
+    double reduce = k->allreduce_ns + rows * k->c->hidden * 2 / k->hw.link_bytes_s * 1e9,
+           link = k->hw.gpus > 1 ? 2 * p->layers * reduce : 0,
+           work = p->dense_ns + p->attention_ns + p->indexer_ns, layers = p->layers * k->hw.layer_ns,
+           launches = p->layers * k->kernels;
+    piece out = { .work_ns = work, .link_ns = link, .launch_ns = layers + launches * k->hw.launch_ns };
+    if (eager) out.launch_ns = layers + larger(0, launches * k->hw.eager_launch_ns - work - link - layers);
+    return out;
+}
+
+static bool is_eager(const cedar_cost *k, bool prompts, bool behind_cut) {
+    switch (k->on.graphs) {
+    case CEDAR_GRAPHS_FULL:
+    case CEDAR_GRAPHS_SPLIT: return false;
+    case CEDAR_GRAPHS_OFF: return true;
+    case CEDAR_GRAPHS_DECODE: return prompts;
+    case CEDAR_GRAPHS_TRIMMED: return prompts && !behind_cut;
+    }
+    return false;
+}
+
+static double piece_ns(const piece *p) { return p->work_ns + p->link_ns + p->launch_ns; }
+
+/* A draft pass for so many sequences: stages on the drafted rows as a piece of their own, then the head and the chain
+ * of small products, two launches a draft. Its first stage also takes in the features of what was verified. */
+static double price_draft(const cedar_cost *k, double sequences) {
+    if (sequences <= 0 || !k->on.draft_tokens) return 0;
+    const cedar_config *c = k->c;
+    double n = k->on.draft_tokens, rows = sequences * n, stages = c->stages, keys = c->window + n;
+    double bytes = k->draft_bytes + stages * k->expert_bytes *
+                   touched(c->draft_experts, c->draft_experts_per_token, (uint32_t)rows),
+           flop = stages * rows * k->draft_layer_flop;
+    price p = { .layers = stages, .dense_ns = hide(k, bytes / k->bandwidth * 1e9, flop / k->matmul_rate * 1e9) +
+                                              stages * rows * k->stream_ns };
+    p.attention_ns = stages * 1e9 * larger(sequences * keys * k->window_key_bytes / k->bandwidth,
+                                           rows * keys * k->core_flop / k->attention_rate);
+    piece pass = price_piece(k, &p, rows, k->on.graphs == CEDAR_GRAPHS_OFF);
+    return piece_ns(&pass) + 2 * n * (k->on.graphs == CEDAR_GRAPHS_OFF ? k->hw.eager_launch_ns : k->hw.launch_ns);
+}
+
 static int64_t whole(double ns) { return (int64_t)(ns + 0.5); }
 
-/* With graphs "full" a trimmed step replays the whole batch's graph: nothing is trimmed (spec/replay.md 2.7). With
- * "split" both pieces are graphs; with "off" every launch is eager. */
-static int64_t total_of(const cedar_cost *k, const price *p, double rows, double logits, bool trimmed,
-                        cedar_cost_parts *parts) {
-    double gap = k->graphs == CEDAR_GRAPHS_OFF ? k->hw.eager_launch_ns : k->hw.launch_ns;
-    double launch = p->layers * k->hw.kernels_per_layer * gap +
-                    (trimmed && k->graphs == CEDAR_GRAPHS_SPLIT ? 4 * k->hw.launch_ns : 0);
-    double link =
-        k->hw.gpus > 1 ? 2 * p->layers * (k->hw.allreduce_ns + rows * k->c->hidden * 2 / k->hw.link_bytes_s * 1e9) : 0;
-    double head = logits > 0 ? k->head_bytes / k->bandwidth * 1e9 : 0;
-    double total = p->dense_ns + p->attention_ns + p->indexer_ns + launch + link + head + k->hw.step_host_ns;
+/* Pieces, and what a step has once. Two graphs in a row have the gap of a few launches between them. */
+static int64_t total_of(const cedar_cost *k, const price *p, const piece *pieces, int count,
+                        const cedar_cost_load *load, cedar_cost_parts *parts) {
+    piece sum = { 0 };
+    for (int i = 0; i < count; i++) {
+        sum.work_ns += pieces[i].work_ns;
+        sum.link_ns += pieces[i].link_ns;
+        sum.launch_ns += pieces[i].launch_ns;
+    }
+    if (count > 1 && k->on.graphs == CEDAR_GRAPHS_SPLIT) sum.launch_ns += 4 * k->hw.launch_ns;
+    double head = load->logits > 0 ? k->head_bytes / k->bandwidth * 1e9 : 0, draft = price_draft(k, load->drafts);
+    double total = piece_ns(&sum) + head + draft + k->hw.step_host_ns;
     if (parts)
         *parts = (cedar_cost_parts){ .weights_ns = whole(p->weights_ns),
                                      .matmul_ns = whole(p->matmul_ns),
+                                     .stream_ns = whole(p->stream_ns),
                                      .attention_ns = whole(p->attention_ns),
                                      .indexer_ns = whole(p->indexer_ns),
                                      .head_ns = whole(head),
-                                     .launch_ns = whole(launch),
-                                     .link_ns = whole(link),
+                                     .draft_ns = whole(draft),
+                                     .launch_ns = whole(sum.launch_ns),
+                                     .link_ns = whole(sum.link_ns),
                                      .host_ns = whole(k->hw.step_host_ns),
                                      .total_ns = whole(total),
-                                     .bytes = p->bytes + (logits > 0 ? k->head_bytes : 0),
+                                     .bytes = p->bytes + (load->logits > 0 ? k->head_bytes : 0),
                                      .flop = p->flop };
     return whole(total);
 }
 
 enum { GROUPS = 3 };        /* before the cut, the cut layer, behind it */
 
+/* Adds b to a, for the parts of a step. */
+static void add_price(price *a, const price *b) {
+    a->weights_ns += b->weights_ns;
+    a->matmul_ns += b->matmul_ns;
+    a->stream_ns += b->stream_ns;
+    a->attention_ns += b->attention_ns;
+    a->indexer_ns += b->indexer_ns;
+    a->bytes += b->bytes;
+    a->flop += b->flop;
+}
+
+/* With graphs "full" a trimmed step replays the whole batch's graph: nothing is trimmed (spec/replay.md 2.7). */
+static bool trims(const cedar_cost *k, const cedar_cost_load *load) {
+    return load->trimmed && k->on.graphs != CEDAR_GRAPHS_FULL;
+}
+
 static int64_t price_load(const cedar_cost *k, cedar_cut cut_mode, const cedar_cost_load *load,
                           cedar_cost_parts *parts) {
     const rows_sum all = { load->rows, load->context }, kept = { load->kept_rows, load->kept_context };
-    bool trimmed = load->trimmed && k->graphs != CEDAR_GRAPHS_FULL;
+    bool trimmed = trims(k, load);
     kind_price kinds[CEDAR_COST_KINDS], late_kinds[CEDAR_COST_KINDS];
     const rows_sum *late = trimmed ? &kept : &all;
     price_kinds(k, &all, kinds);
@@ -279,10 +417,14 @@ static int64_t price_load(const cedar_cost *k, cedar_cut cut_mode, const cedar_c
     const group groups[GROUPS] = { { 0, cut, &all, kinds },
                                    { cut, cut + 1, whole_cut ? &all : late, whole_cut ? kinds : behind },
                                    { cut + 1, k->c->layers, late, behind } };
-    price p = { 0 };
-    for (int i = 0; i < GROUPS; i++) add_group(k, &groups[i], &p);
-    for (int i = 0; i < GROUPS && parts; i++) count_parts(k, &groups[i], &p);
-    return total_of(k, &p, all.rows, load->logits, trimmed, parts);
+    int early = trimmed ? 1 + whole_cut : GROUPS;       /* groups of the first piece */
+    price halves[2] = { { .layers = 0 }, { .layers = 0 } };
+    for (int i = 0; i < GROUPS; i++) add_group(k, &groups[i], &halves[i >= early]);
+    for (int i = 0; i < GROUPS && parts; i++) count_parts(k, &groups[i], &halves[i >= early]);
+    const piece pieces[2] = { price_piece(k, &halves[0], all.rows, is_eager(k, load->prompts, false)),
+                              price_piece(k, &halves[1], kept.rows, is_eager(k, load->prompts, true)) };
+    if (trimmed) add_price(&halves[0], &halves[1]);
+    return total_of(k, &halves[0], pieces, 1 + trimmed, load, parts);
 }
 
 /* Another number of rows: everything is new. */
@@ -323,32 +465,40 @@ static void update_memo(const cedar_cost *k, const rows_sum *s, cedar_cost_memo 
 }
 
 int64_t cedar_cost_load_ns(const cedar_cost *k, cedar_cut cut, const cedar_cost_load *load, cedar_cost_memo *memo) {
-    if (!memo || (load->trimmed && k->graphs != CEDAR_GRAPHS_FULL)) return price_load(k, cut, load, NULL);
+    if (!memo || trims(k, load)) return price_load(k, cut, load, NULL);
     const rows_sum all = { load->rows, load->context };
     if (memo->rows != all.rows) renew_memo(k, all.rows, memo);
     update_memo(k, &all, memo);
     price p = { .dense_ns = memo->dense_ns, .attention_ns = memo->attention_ns, .layers = k->c->layers };
     for (int32_t n = 0; n < k->index_layer_count; n++)
         p.indexer_ns += memo->kinds[k->kind[k->index_layers[n]]].indexer_ns;
-    return total_of(k, &p, all.rows, load->logits, false, NULL);
+    const piece one = price_piece(k, &p, all.rows, is_eager(k, load->prompts, false));
+    return total_of(k, &p, &one, 1, load, NULL);
 }
 
 int64_t cedar_cost_step_ns(const cedar_cost *k, const cedar_step_plan *plan, cedar_cost_parts *parts) {
     cedar_cost_load load = { .logits = plan->logits };
-    for (uint32_t i = 0; i < plan->entry_count; i++)
+    for (uint32_t i = 0; i < plan->entry_count; i++) {
         cedar_cost_load_add(&load, plan->entries[i].pos, plan->entries[i].rows, plan->entries[i].kept);
+        load.prompts |= plan->entries[i].kind == CEDAR_ROWS_PREFILL;
+        load.drafts += plan->entries[i].kind == CEDAR_ROWS_VERIFY;
+    }
     load.trimmed = plan->trimmed;
     return price_load(k, plan->cut, &load, parts);
 }
 
-int64_t cedar_cost_predict_ns(const cedar_cost *k, uint32_t decode_rows, uint32_t context_mean, uint32_t prefill_rows,
+int64_t cedar_cost_predict_ns(const cedar_cost *k, uint32_t sequences, uint32_t context_mean, uint32_t prefill_rows,
                               uint32_t prefill_pos) {
-    rows_sum s = { decode_rows, (double)decode_rows * context_mean };
+    uint32_t rows = sequences * (1 + k->on.draft_tokens);
+    rows_sum s = { rows, (double)rows * context_mean };
     add_rows(&s.rows, &s.context, prefill_pos, prefill_rows);
     if (s.rows <= 0) return 0;
     kind_price kinds[CEDAR_COST_KINDS];
     price_kinds(k, &s, kinds);
     price p = { 0 };
     add_group(k, &(group){ 0, k->c->layers, &s, kinds }, &p);
-    return total_of(k, &p, s.rows, s.rows, false, NULL);
+    const cedar_cost_load load = { .logits = (uint32_t)s.rows, .drafts = k->on.draft_tokens ? sequences : 0,
+                                   .prompts = prefill_rows > 0 };
+    const piece one = price_piece(k, &p, s.rows, is_eager(k, load.prompts, false));
+    return total_of(k, &p, &one, 1, &load, NULL);
 }

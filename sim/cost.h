@@ -2,8 +2,10 @@
  *
  * The price of a step: for each group of layers the larger of weight bytes over bandwidth and matrix operations over
  * rate, and what of the smaller does not hide in it (`overlap`); the larger of the two for attention and for index
- * scores of each layer; then the head, launches, all-reduces, and the host's work. Nothing else overlaps. It is a
- * model (docs/METHOD.md "Modelled time"): figures made with it are marked "modelled" wherever they appear.
+ * scores of each layer; residual streams; then the head, launches, all-reduces, the drafter, and the host's work.
+ * Layers that are launched kernel by kernel take the larger of the host's launches and the device's work, since the
+ * host launches ahead. Nothing else overlaps. It is a model (docs/METHOD.md "Modelled time"): figures made with it are
+ * marked "modelled" wherever they appear.
  * Determinism: +, -, *, / and comparisons of doubles only, rounded once: the same integer on every machine.
  * Threads: pure functions. Allocation: none. */
 #ifndef CEDAR_SIM_COST_H
@@ -24,6 +26,13 @@ typedef struct cedar_hardware {
     double matmul_efficiency, attention_efficiency, indexer_efficiency;
     double overlap;                 /* share of the shorter of weight reads and matrix operations that costs nothing */
     double kernels_per_layer;       /* launches of one layer */
+    double fused_kernels_per_layer; /* the same with fused kernels; 0 = not described, as with the next four */
+    double side_stream_kernels;     /* launches of a layer that a second stream hides */
+    double fused_allreduce_ns;      /* one all-reduce with the mHC kernel behind it in one */
+    double fused_allreduce_kernels; /* launches of a layer that this saves */
+    double stream_passes;           /* residual streams read or written by a site, times; not shared between GPUs */
+    double fused_stream_passes;     /* the same with fused kernels; 0 = as stream_passes */
+    double layer_ns;                /* what a layer takes whatever it works on, beside its launches */
     double launch_ns;               /* between two kernels of a graph */
     double eager_launch_ns;         /* between two launches without a graph */
     double step_host_ns;            /* planning, input copies, sampling, results: once a step */
@@ -43,7 +52,20 @@ typedef struct cedar_hardware_key {
 
 const cedar_hardware_key *cedar_hardware_keys(size_t *count);
 
-typedef enum cedar_graphs { CEDAR_GRAPHS_FULL, CEDAR_GRAPHS_SPLIT, CEDAR_GRAPHS_OFF } cedar_graphs;
+/* How steps are launched. Full: one graph, nothing is trimmed. Split: a graph for each part. Off: kernel by kernel.
+ * Decode: steps with prompt rows kernel by kernel, others as a graph. Trimmed: as decode, but the layers behind the cut
+ * of a trimmed step are a graph. */
+typedef enum cedar_graphs {
+    CEDAR_GRAPHS_FULL, CEDAR_GRAPHS_SPLIT, CEDAR_GRAPHS_OFF, CEDAR_GRAPHS_DECODE, CEDAR_GRAPHS_TRIMMED
+} cedar_graphs;
+
+/* What of the described engine is switched on; all zero but `graphs`: a plain one. */
+typedef struct cedar_cost_switches {
+    cedar_graphs graphs;
+    bool fp8_rows;                  /* global KV rows and index keys in FP8 instead of FP4 */
+    bool fused_kernels, side_stream, fused_allreduce;
+    uint32_t draft_tokens;          /* of each sequence and step; 0: nothing is drafted */
+} cedar_cost_switches;
 
 enum { CEDAR_COST_KINDS = CEDAR_LAYERS_MAX };
 
@@ -57,12 +79,17 @@ typedef struct cedar_cost_kind {
 typedef struct cedar_cost {
     cedar_hardware hw;
     const cedar_config *c;          /* borrowed */
-    cedar_graphs graphs;
+    cedar_cost_switches on;
+    double kernels;                 /* launches of a layer, with the switches */
+    double allreduce_ns;            /* the one that is switched on */
+    double stream_ns;               /* per row and layer: residual streams */
     double layer_bytes;             /* per layer: attention, shared expert, router, mHC */
     double source_bytes;            /* per KV source: compressor and index key weights */
     double index_bytes;             /* per index source: indexer query weights */
     double expert_bytes;            /* one routed expert */
     double head_bytes;
+    double draft_bytes;             /* of a draft pass: all stages without their routed experts, head and chain */
+    double draft_layer_flop;        /* per row and stage */
     double layer_flop;              /* per row and layer, without attention core and indexer */
     double core_flop;               /* per row, layer and key */
     double score_flop;              /* per row and scored entry */
@@ -79,7 +106,9 @@ typedef struct cedar_cost_load {
     double rows, context;
     double kept_rows, kept_context; /* of the rows that run behind the cut */
     uint32_t logits;
+    uint32_t drafts;                /* sequences that are drafted for */
     bool trimmed;
+    bool prompts;                   /* there are prompt rows */
 } cedar_cost_load;
 
 /* Adds `rows` rows of a sequence from position pos on, the last `kept` of which run behind the cut. */
@@ -99,14 +128,21 @@ typedef struct cedar_cost_memo {
 /* Where a step's time goes, nanoseconds. */
 typedef struct cedar_cost_parts {
     int64_t weights_ns, matmul_ns;  /* the larger of the two counts, per group of layers */
-    int64_t attention_ns, indexer_ns, head_ns, launch_ns, link_ns, host_ns;
+    int64_t stream_ns, attention_ns, indexer_ns, head_ns, draft_ns;
+    int64_t launch_ns;              /* what launching adds to the work of the layers, layer_ns included */
+    int64_t link_ns, host_ns;
     int64_t total_ns;
     double bytes, flop;             /* counted, all GPUs */
 } cedar_cost_parts;
 
-/* `c` must outlive the cost. A description that lacks a figure or holds an impossible one is CEDAR_E_ARG. */
-cedar_status cedar_cost_make(const cedar_config *c, const cedar_hardware *hw, cedar_graphs graphs, cedar_cost *out,
-                             cedar_err *err) CEDAR_USE_RESULT;
+/* `c` must outlive the cost. A description that holds an impossible figure, or lacks one that a switch needs, is
+ * CEDAR_E_ARG; so are more drafts than the shape's drafter makes. */
+cedar_status cedar_cost_make(const cedar_config *c, const cedar_hardware *hw, const cedar_cost_switches *on,
+                             cedar_cost *out, cedar_err *err) CEDAR_USE_RESULT;
+
+/* Bytes that a global KV row and its index key take together in FP8: 1650 per token of the full shape instead of 890
+ * (spec/model.md 4.1). */
+uint64_t cedar_cost_fp8_row_bytes(const cedar_config *c);
 
 /* Price of a step from its sums; memo may be NULL. */
 int64_t cedar_cost_load_ns(const cedar_cost *k, cedar_cut cut, const cedar_cost_load *load, cedar_cost_memo *memo);
@@ -114,9 +150,9 @@ int64_t cedar_cost_load_ns(const cedar_cost *k, cedar_cut cut, const cedar_cost_
 /* Price of a plan; parts may be NULL. */
 int64_t cedar_cost_step_ns(const cedar_cost *k, const cedar_step_plan *plan, cedar_cost_parts *parts);
 
-/* Price of a step of `decode_rows` decoding sequences of context_mean tokens and a prompt chunk of prefill_rows that
- * starts at prefill_pos (0 rows: none). For admission under a speed floor. */
-int64_t cedar_cost_predict_ns(const cedar_cost *k, uint32_t decode_rows, uint32_t context_mean, uint32_t prefill_rows,
+/* Price of a step of so many decoding sequences of context_mean tokens, with their drafts, and a prompt chunk of
+ * prefill_rows that starts at prefill_pos (0 rows: none). For admission under a speed floor. */
+int64_t cedar_cost_predict_ns(const cedar_cost *k, uint32_t sequences, uint32_t context_mean, uint32_t prefill_rows,
                               uint32_t prefill_pos);
 
 /* Expected distinct experts of `rows` tokens with uniform routing: E (1 - (1 - k/E)^rows) (spec/performance.md 2.2). */

@@ -75,6 +75,7 @@ typedef struct cedar_request_row {
     uint32_t replayed_tokens;               /* fed again to rebuild windows */
     uint32_t trimmed_tokens;                /* prompt rows that skipped the layers behind the cut */
     uint32_t prefill_steps, decode_steps;
+    uint32_t drafted_tokens, accepted_tokens;   /* drafts that decode steps fed, and those of them that stayed */
     uint32_t blocks_total, blocks_hit_theory; /* infinite cache, one seen-set per trace */
     uint32_t provenance_depth;              /* earlier replays that produced adopted rows */
     cedar_miss_reason miss;
@@ -141,7 +142,7 @@ typedef struct cedar_expect_row {
     bool ok;
 } cedar_expect_row;
 
-/* --- what a scenario concludes from its runs: ladder{...} and claim{...} ------------------------------------------- */
+/* --- what a scenario concludes from its runs: ladder{...} and claim{...} ------------------------------------------ */
 
 /* A row of optimisations. Its figures are all measured or all modelled. */
 typedef struct cedar_ladder_row {
@@ -205,6 +206,9 @@ typedef struct cedar_observer {
     cedar_status (*expect)(void *self, const cedar_expect_row *row, cedar_err *err);
     cedar_status (*finding)(void *self, cedar_finding kind, const void *row, cedar_err *err);
 } cedar_observer;
+
+/* Keeps no row of a run (sim/silent.c); what a run does not report is NULL. */
+extern const cedar_observer cedar_observer_silent;
 
 /* Durations of an earlier run, for clock "recorded". */
 typedef struct cedar_recorded {

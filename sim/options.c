@@ -152,13 +152,26 @@ static const cedar_opt_info table[] = {
       "what the cost model prices: a name in scenarios/hardware, or a file (clock modelled)", AT(hardware) },
     { "assume", CEDAR_OPT_STRING, "", 0, 0, NULL,
       "figures of the hardware that are set otherwise, e.g. launch_ns=500,overlap=0.5 (clock modelled)", AT(assume) },
-    { "graphs", CEDAR_OPT_CHOICE, "split", 0, 0, "full|split|off",
-      "how a GPU launches steps: one graph (nothing is trimmed), one per part, or kernel by kernel", AT(graphs) },
+    { "graphs", CEDAR_OPT_CHOICE, "split", 0, 0, "full|split|off|decode|trimmed",
+      "a GPU's graphs: one a step, one a part, none; modelled alone: decode steps, and trimmed layers",
+      AT(graphs) },
+    { "kv_rows", CEDAR_OPT_CHOICE, "fp4", 0, 0, "fp4|fp8",
+      "size of global KV rows and index keys: the model's own, or FP8 (modelled, without numerics)",
+      AT(kv_rows) },
+    { "kernels", CEDAR_OPT_CHOICE, "separate", 0, 0, "separate|fused",
+      "kernels of a layer that the cost model counts (clock modelled)", AT(kernels) },
+    { "side_stream", CEDAR_OPT_BOOL, "false", 0, 0, NULL,
+      "true: a second stream hides the kernels that the hardware file names (clock modelled)",
+      AT(side_stream) },
+    { "allreduce", CEDAR_OPT_CHOICE, "plain", 0, 0, "plain|fused",
+      "all-reduces of several GPUs: alone, or with the kernel behind them in one (clock modelled)", AT(allreduce) },
     { "pace", CEDAR_OPT_CHOICE, "fixed", 0, 0, "fixed|measured",
       "step length on the schedule axis: pace_step_us + rows * pace_row_us, or the clock's", AT(pace) },
     { "pace_step_us", CEDAR_OPT_INT, "1000", 1, 1e9, NULL, "schedule time of a step in us", AT(pace_step_us) },
     { "pace_row_us", CEDAR_OPT_INT, "20", 0, 1e9, NULL, "schedule time of each row of a step in us", AT(pace_row_us) },
 
+    { "keep", CEDAR_OPT_BOOL, "true", 0, 0, NULL,
+      "false: nothing of the run is stored, only the scenario sees its result (clock modelled)", AT(keep) },
     { "steps_per_row", CEDAR_OPT_INT, "1", 1, 1e6, NULL,
       "engine steps that a row of the table steps sums up (modelled runs without numerics)", AT(steps_per_row) },
 
@@ -694,6 +707,9 @@ cedar_status cedar_opts_check(const cedar_run_opts *o, cedar_err *err) {
     if (o->draft_tokens >= o->step_tokens)
         return cedar_fail(err, CEDAR_E_ARG, "draft_tokens = %lld leaves no room in step_tokens = %lld: a decode step "
                           "has one row more than drafts", (long long)o->draft_tokens, (long long)o->step_tokens);
+    if (!o->keep && o->clock != CEDAR_CLOCK_MODELLED)
+        return cedar_fail(err, CEDAR_E_ARG, "keep = false needs clock = \"modelled\": a measured run could not be played "
+                          "again without its stored step lengths");
     if (o->prompt_scores && !o->quality)
         return cedar_fail(err, CEDAR_E_ARG, "prompt_scores = true needs quality = true");
     if (o->kv_pages > 0 && o->kv_pages * o->page_tokens < o->context_max)

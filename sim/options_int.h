@@ -30,6 +30,9 @@ typedef enum cedar_primers { CEDAR_PRIMERS_SPREAD, CEDAR_PRIMERS_BURST } cedar_p
 typedef enum cedar_on_error { CEDAR_ON_ERROR_ADVANCE, CEDAR_ON_ERROR_END } cedar_on_error;
 typedef enum cedar_history { CEDAR_HISTORY_RECORDED } cedar_history;
 typedef enum cedar_salt { CEDAR_SALT_TREE, CEDAR_SALT_NONE } cedar_salt;
+typedef enum cedar_kv_rows { CEDAR_KV_ROWS_FP4, CEDAR_KV_ROWS_FP8 } cedar_kv_rows;
+typedef enum cedar_kernels { CEDAR_KERNELS_SEPARATE, CEDAR_KERNELS_FUSED } cedar_kernels;
+typedef enum cedar_allreduce { CEDAR_ALLREDUCE_PLAIN, CEDAR_ALLREDUCE_FUSED } cedar_allreduce;
 typedef enum cedar_floor_mode { CEDAR_FLOOR_MARK, CEDAR_FLOOR_ADMIT } cedar_floor_mode;
 
 typedef enum cedar_routing {
@@ -105,10 +108,15 @@ struct cedar_run_opts {
     cedar_clock clock;
     const char *hardware;           /* name in scenarios/hardware, or a file; "" = none */
     const char *assume;             /* figures of it that are set otherwise; "" = none */
-    cedar_graphs graphs;            /* cost.h */
+    cedar_graphs graphs;            /* cost.h, as the switches below */
+    cedar_kv_rows kv_rows;
+    cedar_kernels kernels;
+    bool side_stream;
+    cedar_allreduce allreduce;
     cedar_pace pace;
     int64_t pace_step_us, pace_row_us;
 
+    bool keep;                      /* false: no row of the run is stored */
     int64_t steps_per_row;
 
     bool quality;

@@ -29,8 +29,8 @@ static cedar_status read_quoted(reader *r, char **out) {
     int line = r->line;
     for (;; p++) {
         if (!*p)
-            return cedar_fail(r->err, CEDAR_E_FORMAT, "%s:%d: field %s: the quote that opens it is never closed", r->path,
-                              line, field_name(r->count));
+            return cedar_fail(r->err, CEDAR_E_FORMAT, "%s:%d: field %s: the quote that opens it is never closed",
+                              r->path, line, field_name(r->count));
         if (*p == '"' && *++p != '"') break;
         if (*p == '\n') r->line++;
         *to++ = *p;
@@ -51,8 +51,9 @@ static cedar_status read_plain(reader *r, char **out) {
     *out = r->at;
     r->at += n;
     if (*r->at == '"')
-        return cedar_fail(r->err, CEDAR_E_FORMAT, "%s:%d: field %s: a quote inside a field that does not begin with one",
-                          r->path, r->line, field_name(r->count));
+        return cedar_fail(r->err, CEDAR_E_FORMAT,
+                          "%s:%d: field %s: a quote inside a field that does not begin with one", r->path,
+                          r->line, field_name(r->count));
     return CEDAR_OK;
 }
 
@@ -80,8 +81,9 @@ static cedar_status read_line(reader *r) {
 
 static cedar_status check_count(const reader *r) {
     if (r->count == FIELDS) return CEDAR_OK;
-    return cedar_fail(r->err, CEDAR_E_FORMAT, "%s:%d: has %d fields instead of %d%s%s", r->path, r->first_line, r->count,
-                      FIELDS, r->count < FIELDS ? "; the first that is missing: " : "; is a comma not in quotes?",
+    return cedar_fail(r->err, CEDAR_E_FORMAT, "%s:%d: has %d fields instead of %d%s%s", r->path, r->first_line,
+                      r->count, FIELDS,
+                      r->count < FIELDS ? "; the first that is missing: " : "; is a comma not in quotes?",
                       r->count < FIELDS ? names[r->count] : "");
 }
 
@@ -167,7 +169,8 @@ static cedar_status read_rows(reader *r, cedar_published_list *l) {
         st = make_row(r, (int64_t)l->count + 1, &l->rows[l->count]);
         if (!st) l->count++;
     }
-    if (!st && l->count == 0) st = cedar_fail(r->err, CEDAR_E_FORMAT, "%s: has a heading and no line below it", r->path);
+    if (!st && l->count == 0)
+        st = cedar_fail(r->err, CEDAR_E_FORMAT, "%s: has a heading and no line below it", r->path);
     return st ? st : refuse_twins(r, l);
 }
 

@@ -32,7 +32,7 @@ cedar_hit_plan run_hit_plan(const run *r, uint32_t tokens) {
 
 /* How the step was launched: graphs are the GPU's, real or modelled. */
 const char *run_step_graph(const run *r) {
-    static const char *const modes[] = { "full", "split", "off" };
+    static const char *const modes[] = { "full", "split", "off", "decode", "trimmed" };
     bool gpu = r->opts->clock == CEDAR_CLOCK_MODELLED || strcmp(r->engine_opts.backend, "cuda") == 0;
     return gpu ? modes[r->opts->graphs] : "none";
 }

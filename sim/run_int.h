@@ -24,7 +24,10 @@ typedef struct cedar_request {
     uint32_t pos, start, write_floor;       /* next position to feed, the first one fed */
     uint64_t order;                 /* of admission, on its engine */
     uint64_t ends;                  /* decode step of its engine behind which it ends */
+    uint32_t fed, yield;            /* with speculation: rows of the decode step under way, tokens of it that stay */
 } cedar_request;
+
+typedef struct run_drafts run_drafts;   /* run_drafts.c */
 
 /* What a run has when nothing computes: run_modelled.c. */
 typedef struct run_modelled run_modelled;
@@ -82,6 +85,8 @@ typedef struct cedar_run_state {
     cedar_plan_entry *entries;      /* [seq_count] */
     int32_t *pages;                 /* [pages of the longest sequence] */
     int32_t *argmax;                /* [step_rows] */
+    run_drafts *drafts;             /* NULL: no speculation on an engine */
+    uint64_t accept_key;            /* stream of synthetic acceptance */
     float *logits;                  /* [logit_rows, vocab], with quality */
     uint32_t logit_rows;
 
@@ -130,6 +135,11 @@ cedar_hit_plan run_hit_plan(const cedar_run_state *r, uint32_t tokens);
 const char *run_step_graph(const cedar_run_state *r);       /* how steps are launched: graphs are the GPU's */
 void run_progress(const cedar_run_state *r);
 
+/* Rows that so many decoding sequences feed, drafts included. */
+static inline uint32_t run_decode_rows(const cedar_run_state *r, uint32_t sequences) {
+    return sequences * (uint32_t)(r->opts->draft_tokens + 1);
+}
+
 static inline void run_peak(uint64_t *most, uint64_t now) {
     if (now > *most) *most = now;
 }
@@ -167,6 +177,20 @@ cedar_status run_engine_loop(cedar_run_state *r, cedar_err *err) CEDAR_USE_RESUL
 
 /* Requests that the end of the run found on their way: reported, not dropped. */
 cedar_status run_engine_unfinished(cedar_run_state *r, cedar_err *err) CEDAR_USE_RESULT;
+
+/* --- run_drafts.c: speculative decoding on an engine -------------------------------------------------------------- */
+
+cedar_status run_drafts_new(const cedar_run_state *r, run_drafts **out, cedar_err *err) CEDAR_USE_RESULT;
+void run_drafts_free(run_drafts *d);
+
+/* Drafts for the plan's verify entries, whose tokens they become unless acceptance is synthetic. *duration_ns: of the
+ * drafter. */
+cedar_status run_drafts_make(cedar_run_state *r, cedar_step_plan *plan, int64_t *duration_ns,
+                             cedar_err *err) CEDAR_USE_RESULT;
+
+/* Drafts of an executed decode entry that stay. argmax: [entry->logits] of its rows. */
+uint32_t run_drafts_accepted(const cedar_run_state *r, const cedar_request *q, const cedar_plan_entry *e,
+                             const int32_t *argmax);
 
 /* --- run_modelled.c: the same where nothing is computed ----------------------------------------------------------- */
 

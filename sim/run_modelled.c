@@ -3,7 +3,9 @@
  * A run may have several engines, each with a line, a scheduler, pages and a prefix cache of its own, on one clock. A
  * step costs what its sums cost, not what its requests are many: all requests that decode go one token forward in every
  * step, so an engine counts its decode steps, and a request knows at which count it ends. What comes out is, row for
- * row, what run_engine.c would do with an engine whose steps take the same time (tests/test_modelled.c).
+ * row, what run_engine.c would do with an engine whose steps take the same time (tests/test_modelled.c). With
+ * speculation each goes forward by what is accepted of its drafts, drawn from a stream of its own, so that it still
+ * knows where it ends.
  *
  * Meter and schedule time are one. Order of what happens at one time: steps end, in the order of engines; then events,
  * in theirs; then engines that are free begin their next steps. */
@@ -12,6 +14,7 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "sim/accept.h"
 #include "sim/run_int.h"
 
 typedef cedar_run_state run;
@@ -37,7 +40,9 @@ typedef struct engine {
     request **decoding;             /* [seq_count] heap: which ends first, then order of admission */
     uint32_t decoding_count;
     uint64_t prompt_tokens;         /* of `prompts`, all together */
-    uint64_t context;               /* positions that the decode rows of the next step attend to */
+    uint64_t context;               /* positions that each request's first decode row of the next step attends to */
+    uint32_t verify_rows;           /* rows of the decode step under way: one of each request without speculation */
+    uint32_t yielded;               /* tokens that they will have yielded, with speculation */
     uint64_t decode_steps, admitted;
     bool blocked;                   /* the first waiting request did not fit; wait for one to end */
     bool busy;                      /* a step is under way */
@@ -214,7 +219,7 @@ static cedar_status admit(run *r, engine *e, request *q, bool *admitted, cedar_e
 static bool floor_admits(const run *r, const engine *e, const request *q) {
     if (!r->predictor.step_ns || !running(e)) return true;
     uint64_t context = q->row.in_tokens + e->prompt_tokens + e->context;
-    return r->predictor.step_ns(r->predictor.self, 0, running(e) + 1, context) <= r->floor_step_ns;
+    return r->predictor.step_ns(r->predictor.self, 0, run_decode_rows(r, running(e) + 1), context) <= r->floor_step_ns;
 }
 
 static cedar_policy_state state_of(const run *r, const engine *e) {
@@ -336,6 +341,66 @@ static request *heap_pop(engine *e) {
     return first;
 }
 
+/* --- speculation -------------------------------------------------------------------------------------------------- */
+
+/* Rows that the request's next decode step feeds, and how many of their tokens stay; as on an engine. */
+static uint32_t verify_rows(const run *r, const request *q, uint32_t produced, uint32_t step, uint32_t *stay) {
+    uint32_t page = r->engine_opts.page_tokens, pos = q->row.in_tokens + produced - 1,
+             end = q->row.in_tokens + q->row.out_tokens - 1;
+    uint32_t rows = cedar_accept_rows((uint32_t)r->opts->draft_tokens, pos, end,
+                                      run_stores_windows(r) ? end / page * page : 0);
+    *stay = 1 + cedar_accept_drafts(r->accept_key, q->row.request_id, step, rows - 1, r->opts->acceptance_ppb);
+    return rows;
+}
+
+/* How many steps the answer takes from its first token on. */
+static uint32_t decode_steps_of(const run *r, const request *q) {
+    uint32_t steps = 0, stay;
+    if (!r->opts->draft_tokens) return q->row.out_tokens - 1;
+    for (uint32_t produced = 1; produced < q->row.out_tokens; produced += stay)
+        verify_rows(r, q, produced, steps++, &stay);
+    return steps;
+}
+
+/* Rows of the next decode step into the load: one of each request, or with speculation one and its drafts. */
+static void load_decoding(const run *r, engine *e, cedar_cost_load *load) {
+    uint64_t context = e->context;
+    e->verify_rows = e->decoding_count;
+    if (r->opts->draft_tokens) {
+        context = e->verify_rows = e->yielded = 0;
+        for (uint32_t i = 0; i < e->decoding_count; i++) {
+            request *q = e->decoding[i];
+            q->fed = verify_rows(r, q, q->produced, q->row.decode_steps, &q->yield);
+            e->verify_rows += q->fed;
+            e->yielded += q->yield;
+            load->drafts += q->fed > 1;
+            context += (uint64_t)q->fed * (q->row.in_tokens + q->produced) + q->fed * (q->fed - 1) / 2;
+        }
+    }
+    load->context = load->kept_context = (double)context;
+    load->rows = load->kept_rows = load->logits = e->verify_rows;
+}
+
+/* The decode step has ended: each request has its tokens. Without speculation that is the engine's count alone. */
+static void count_decoded(const run *r, engine *e) {
+    e->decode_steps++;
+    e->context += r->opts->draft_tokens ? e->yielded : e->decoding_count;
+    for (uint32_t i = 0; i < e->decoding_count && r->opts->draft_tokens; i++) {
+        request *q = e->decoding[i];
+        q->produced += q->yield;
+        q->row.decode_steps++;
+        q->row.drafted_tokens += q->fed - 1;
+        q->row.accepted_tokens += q->yield - 1;
+    }
+}
+
+/* Where the request stands; without speculation it follows from the engine's count. */
+static void count_produced(const run *r, const engine *e, request *q) {
+    if (r->opts->draft_tokens) return;
+    q->produced = q->row.out_tokens - (uint32_t)(q->ends - e->decode_steps);
+    q->row.decode_steps = q->produced - 1;
+}
+
 /* --- the end of a request ----------------------------------------------------------------------------------------- */
 
 /* Stored windows of a request at its end: at the last page boundary it has passed behind the prompt's last whole page.
@@ -359,8 +424,7 @@ static cedar_status keep_pages(run *r, engine *e, request *q, cedar_err *err) {
 
 static cedar_status finish(run *r, engine *e, request *q, cedar_err *err) {
     e->blocked = false;
-    q->produced = q->row.out_tokens;
-    q->row.decode_steps = q->produced - 1;
+    CEDAR_ASSERT(q->produced == q->row.out_tokens);
     q->row.last_sched_ns = r->clock.sched_ns;
     q->row.last_ns = r->clock.meter_ns;
     cedar_status st = keep_pages(r, e, q, err);
@@ -378,9 +442,9 @@ static uint32_t plan_chunks(const run *r, engine *e) {
     if (r->predictor.step_ns && e->prompt_count) {
         limits.prefill_capped = true;
         limits.prefill_rows = cedar_floor_prefill_rows(&r->predictor, r->floor_step_ns, limits.step_rows,
-                                                       e->decoding_count, e->context);
+                                                       run_decode_rows(r, e->decoding_count), e->context);
     }
-    return cedar_sched_chunks(&limits, e->decoding_count, e->items, e->prompt_count, e->chunks);
+    return cedar_sched_chunks(&limits, e->decoding_count, e->verify_rows, e->items, e->prompt_count, e->chunks);
 }
 
 static void describe_step(const run *r, const engine *e, cedar_step_row *row) {
@@ -391,9 +455,9 @@ static void describe_step(const run *r, const engine *e, cedar_step_row *row) {
                              .entries = e->decoding_count + e->chunk_count,
                              .prefill_entries = e->chunk_count,
                              .decode_entries = e->decoding_count,
-                             .decode_rows = e->decoding_count,
-                             .rows = e->decoding_count,
-                             .kept_rows = e->decoding_count,
+                             .decode_rows = e->verify_rows,
+                             .rows = e->verify_rows,
+                             .kept_rows = e->verify_rows,
                              .graph = run_step_graph(r),
                              .waiting = (uint32_t)e->waiting.count,
                              .running = running(e),
@@ -450,6 +514,7 @@ static cedar_status emit_step(run *r, engine *e, const cedar_step_row *row, ceda
 static void note_step(run *r, const engine *e, int64_t step_ns) {
     run_note(r, RUN_MARK_STEP, (uint64_t)e->number << 32 | e->decoding_count, (uint64_t)r->clock.sched_ns,
              (uint64_t)step_ns);
+    if (r->opts->draft_tokens) run_note(r, RUN_MARK_TOKEN, e->number, e->verify_rows, e->yielded);
     for (uint32_t i = 0; i < e->chunk_count; i++) {
         const cedar_plan_entry *p = &e->entries[i];
         run_note(r, RUN_MARK_ENTRY, (uint64_t)e->prompts[i]->row.request_id, (uint64_t)p->pos << 32 | p->rows,
@@ -460,10 +525,11 @@ static void note_step(run *r, const engine *e, int64_t step_ns) {
 /* Plans and prices the engine's next step; nothing happens when nothing runs. */
 static cedar_status begin_step(run *r, engine *e, cedar_err *err) {
     static const cedar_bounds none;
+    cedar_cost_load load = { 0 };
+    load_decoding(r, e, &load);
     e->chunk_count = plan_chunks(r, e);
     if (!e->chunk_count && !e->decoding_count) return CEDAR_OK;
-    cedar_cost_load load = { .rows = e->decoding_count, .context = (double)e->context, .kept_rows = e->decoding_count,
-                             .kept_context = (double)e->context, .logits = e->decoding_count };
+    load.prompts = e->chunk_count > 0;
     for (uint32_t i = 0; i < e->chunk_count; i++) {
         const request *q = e->prompts[i];
         uint32_t rows = e->chunks[i].rows;
@@ -494,7 +560,7 @@ static void begin_decoding(run *r, engine *e, request *q, uint32_t *ended) {
         r->modelled->ended[(*ended)++] = q;
         return;
     }
-    q->ends = e->decode_steps + q->row.out_tokens - 1;
+    q->ends = e->decode_steps + decode_steps_of(r, q);
     e->context += q->row.in_tokens + 1;
     heap_push(e, q);
 }
@@ -507,10 +573,10 @@ static int by_order(const void *a, const void *b) {
 static cedar_status end_step(run *r, engine *e, cedar_err *err) {
     uint32_t ended = 0, kept = 0;
     e->busy = false;
-    e->decode_steps++;
-    e->context += e->decoding_count;
+    count_decoded(r, e);
     while (e->decoding_count && e->decoding[0]->ends == e->decode_steps) {
         request *q = heap_pop(e);
+        count_produced(r, e, q);
         e->context -= q->row.in_tokens + q->row.out_tokens;
         r->modelled->ended[ended++] = q;
     }
@@ -552,8 +618,7 @@ static uint32_t gather_running(run_modelled *m, const engine *e) {
     for (uint32_t i = 0; i < e->prompt_count; i++) m->ended[n++] = e->prompts[i];
     for (uint32_t i = 0; i < e->decoding_count; i++) {
         request *q = e->decoding[i];
-        q->produced = q->row.out_tokens - (uint32_t)(q->ends - e->decode_steps);
-        q->row.decode_steps = q->produced - 1;
+        count_produced(m->r, e, q);
         m->ended[n++] = q;
     }
     qsort(m->ended, n, sizeof *m->ended, by_order);

@@ -2,6 +2,7 @@
 #include <inttypes.h>
 
 #include "base/mem.h"
+#include "sim/accept.h"
 #include "sim/assume.h"
 #include "sim/run_int.h"
 
@@ -33,9 +34,9 @@ static cedar_status refuse_early(const run *r, cedar_err *err) {
         return cedar_fail(err, CEDAR_E_ARG,
                           "steps_per_row = %" PRId64 ": steps are summed up only where they are modelled and compute "
                           "nothing; else the duration of each is needed to replay them", o->steps_per_row);
-    if (o->draft_tokens && cedar_run_backend(o) == CEDAR_BACKEND_NONE)
-        return cedar_fail(err, CEDAR_E_ARG, "draft_tokens = %" PRId64 ": the cost model has no price for drafts yet; take "
-                          "an engine (backend = \"cpu\" or \"cuda\")", o->draft_tokens);
+    if (o->draft_tokens && !o->acceptance_ppb && cedar_run_backend(o) == CEDAR_BACKEND_NONE)
+        return cedar_fail(err, CEDAR_E_ARG, "draft_tokens = %" PRId64 ": nothing verifies drafts where nothing is "
+                          "computed; give acceptance_length, for example 3.51", o->draft_tokens);
     if (o->clock == CEDAR_CLOCK_RECORDED && !r->host->recorded)
         return cedar_fail(err, CEDAR_E_ARG,
                           "clock = \"recorded\" needs the durations of an earlier run; use `cedar replay RUN.db`");
@@ -48,6 +49,26 @@ static cedar_status refuse_early(const run *r, cedar_err *err) {
         return cedar_fail(err, CEDAR_E_ARG,
                           "modelled time without an engine has no logits; quality = true and continuation = "
                           "\"greedy\" need backend = \"cpu\" or \"cuda\"");
+    return CEDAR_OK;
+}
+
+/* Switches that only the cost model has. */
+static cedar_status refuse_switches(const run *r, cedar_err *err) {
+    const cedar_run_opts *o = r->opts;
+    bool modelled = o->clock == CEDAR_CLOCK_MODELLED, bare = cedar_run_backend(o) == CEDAR_BACKEND_NONE;
+    const struct { const char *key; bool set, can; const char *why; } switches[] = {
+        { "graphs", o->graphs == CEDAR_GRAPHS_DECODE || o->graphs == CEDAR_GRAPHS_TRIMMED, modelled,
+          "an engine launches all steps in one way" },
+        { "kv_rows", o->kv_rows != CEDAR_KV_ROWS_FP4, bare, "the engine's global rows are FP4" },
+        { "kernels", o->kernels != CEDAR_KERNELS_SEPARATE, modelled, "an engine has the kernels that it has" },
+        { "side_stream", o->side_stream, modelled, "the engine has one stream" },
+        { "allreduce", o->allreduce != CEDAR_ALLREDUCE_PLAIN, modelled, "the engine runs on one device" },
+    };
+    for (size_t i = 0; i < sizeof switches / sizeof *switches; i++)
+        if (switches[i].set && !switches[i].can)
+            return cedar_fail(err, CEDAR_E_UNSUPPORTED, "%s = \"%s\": %s; take clock = \"modelled\"%s", switches[i].key,
+                              cedar_opts_get(o, switches[i].key), switches[i].why,
+                              modelled ? " and backend = \"none\"" : "");
     return CEDAR_OK;
 }
 
@@ -88,6 +109,7 @@ static void make_rules(run *r) {
     r->prompt_rules = (cedar_prompt_rules){ .vocab = r->config->vocab, .length_num = (uint32_t)o->length_num,
                                             .length_den = (uint32_t)o->length_den };
     cedar_run_special_ids(r->config, &r->prompt_rules);
+    r->accept_key = cedar_accept_key((uint64_t)o->seed);
     r->context_max = (uint32_t)r->config->positions_max;
     if (o->context_max && o->context_max < r->context_max) r->context_max = (uint32_t)o->context_max;
 }
@@ -115,7 +137,8 @@ static void make_engine_opts(run *r) {
     const cedar_run_opts *o = r->opts;
     uint32_t longest, streams;
     measure_traces(r, &longest, &streams);
-    uint64_t seqs = min_u64((uint64_t)o->lanes * streams, (uint64_t)o->step_tokens);
+    uint64_t decode_rows = (uint64_t)o->draft_tokens + 1;       /* of a sequence: all of them fit into a step */
+    uint64_t seqs = min_u64((uint64_t)o->lanes * streams, (uint64_t)o->step_tokens / decode_rows);
     seqs = min_u64(seqs, o->batch_max ? (uint64_t)o->batch_max : 4096);
     cedar_engine_opts *e = &r->engine_opts;
     *e = cedar_engine_defaults(r->config);
@@ -131,7 +154,7 @@ static void make_engine_opts(run *r) {
     e->context_tokens = longest;
     e->step_rows = (uint32_t)o->step_tokens;
     e->step_seqs = e->seq_count;
-    e->verify_rows = 0;
+    e->verify_rows = (uint32_t)o->draft_tokens;
 }
 
 static int64_t paced_step_ns(void *self, uint32_t prefill_rows, uint32_t decode_rows, uint64_t context_sum) {
@@ -142,8 +165,8 @@ static int64_t paced_step_ns(void *self, uint32_t prefill_rows, uint32_t decode_
 
 static int64_t modelled_step_ns(void *self, uint32_t prefill_rows, uint32_t decode_rows, uint64_t context_sum) {
     const run *r = self;
-    return cedar_cost_predict_ns(&r->cost, decode_rows, decode_rows ? (uint32_t)(context_sum / decode_rows) : 0,
-                                 prefill_rows, 0);
+    uint32_t seqs = decode_rows / (uint32_t)(r->opts->draft_tokens + 1);
+    return cedar_cost_predict_ns(&r->cost, seqs, seqs ? (uint32_t)(context_sum / seqs) : 0, prefill_rows, 0);
 }
 
 static int64_t learnt_step_ns(void *self, uint32_t prefill_rows, uint32_t decode_rows, uint64_t context_sum) {
@@ -156,9 +179,30 @@ static void make_floor(run *r) {
     const cedar_run_opts *o = r->opts;
     if (!o->floor_ppb || o->floor_mode != CEDAR_FLOOR_ADMIT) return;
     r->floor_step_ns = cedar_floor_step_ns(o->floor_ppb);
+    /* A step that makes several tokens may take as many times longer. How many drafts real verification will keep
+     * nobody knows beforehand: there the floor is kept as if it were none. */
+    if (o->acceptance_ppb)
+        r->floor_step_ns = (int64_t)((__int128)r->floor_step_ns * o->acceptance_ppb / 1000000000);
     if (o->clock == CEDAR_CLOCK_MODELLED) r->predictor = (cedar_predictor){ r, modelled_step_ns };
     else if (o->pace == CEDAR_PACE_FIXED) r->predictor = (cedar_predictor){ (void *)(uintptr_t)o, paced_step_ns };
     else r->predictor = (cedar_predictor){ &r->history, learnt_step_ns };
+}
+
+/* What the same pages take with FP8 rows. */
+static void widen_rows(run *r) {
+    cedar_memory_plan *m = &r->memory;
+    uint64_t from = m->kv_entry_bytes + m->index_entry_bytes, to = cedar_cost_fp8_row_bytes(r->config);
+    uint64_t *const figures[] = { &m->page_bytes, &m->kv_token_bytes_x1000 };
+    for (size_t i = 0; i < sizeof figures / sizeof *figures; i++) *figures[i] = *figures[i] * to / from;
+}
+
+static cedar_cost_switches switches_of(const cedar_run_opts *o) {
+    return (cedar_cost_switches){ .graphs = o->graphs,
+                                  .fp8_rows = o->kv_rows == CEDAR_KV_ROWS_FP8,
+                                  .fused_kernels = o->kernels == CEDAR_KERNELS_FUSED,
+                                  .side_stream = o->side_stream,
+                                  .fused_allreduce = o->allreduce == CEDAR_ALLREDUCE_FUSED,
+                                  .draft_tokens = (uint32_t)o->draft_tokens };
 }
 
 /* Prices, and what the described memory holds: weights (Engram tables lie in host memory), then pages, windows, and
@@ -166,10 +210,12 @@ static void make_floor(run *r) {
 static cedar_status make_cost(run *r, cedar_err *err) {
     const cedar_run_opts *o = r->opts;
     if (o->clock != CEDAR_CLOCK_MODELLED) return CEDAR_OK;
+    const cedar_cost_switches on = switches_of(o);
     cedar_status st = r->host->hardware(r->host->data_dir, o->hardware, &r->hardware, err);
     if (!st) st = cedar_hardware_assume(&r->hardware, o->assume, err);
-    if (!st) st = cedar_cost_make(r->config, &r->hardware, o->graphs, &r->cost, err);
+    if (!st) st = cedar_cost_make(r->config, &r->hardware, &on, &r->cost, err);
     if (st) return st;
+    if (on.fp8_rows) widen_rows(r);
     double room = r->hardware.gpus * r->hardware.hbm_bytes * MEMORY_SHARE,
            weights = cedar_cost_weight_bytes(r->config, false);
     double needed =
@@ -214,11 +260,13 @@ static cedar_status open_quality(run *r, cedar_err *err) {
     if (!r->opts->quality) return CEDAR_OK;
     const cedar_engine_opts *e = &r->engine_opts;
     uint32_t alive = e->seq_count > (uint32_t)r->opts->lanes ? e->seq_count : (uint32_t)r->opts->lanes;
-    r->logit_rows = r->opts->prompt_scores ? e->step_rows : e->step_seqs;
+    uint32_t decode_rows = e->verify_rows + 1;
+    r->logit_rows = r->opts->prompt_scores ? e->step_rows : e->step_seqs * decode_rows;
     r->logits = cedar_calloc(r->logit_rows, (size_t)r->config->vocab * sizeof *r->logits);
     if (!r->logits)
         return cedar_fail(err, CEDAR_E_OOM, "no memory for %u rows of %d logits", r->logit_rows, r->config->vocab);
-    return cedar_quality_open(r->model, e, alive, r->opts->prompt_scores ? e->step_rows : 1, &r->quality, err);
+    return cedar_quality_open(r->model, e, alive, r->opts->prompt_scores ? e->step_rows : decode_rows, &r->quality,
+                              err);
 }
 
 static cedar_status open_buffers(run *r, cedar_err *err) {
@@ -238,6 +286,7 @@ static cedar_status open_engine(run *r, cedar_err *err) {
     if (st) return st;
     r->engine_opts.backend = cedar_engine_options(r->engine)->backend;
     st = open_cache(r, err);
+    if (!st && r->opts->draft_tokens) st = run_drafts_new(r, &r->drafts, err);
     if (!st) st = open_quality(r, err);
     return st ? st : open_buffers(r, err);
 }
@@ -252,6 +301,7 @@ cedar_status cedar_run_open(run *r, cedar_err *err) {
     const cedar_run_opts *o = r->opts;
     cedar_status st = cedar_opts_check(o, err);
     if (!st) st = refuse_early(r, err);
+    if (!st) st = refuse_switches(r, err);
     cedar_run_cache *cache = r->host->cache;
     if (!st) st = cedar_run_load_corpus(cache, o, r->host->data_dir, &r->corpus, err);
     if (!st) st = cedar_run_load_model(cache, o, r->host->data_dir, &r->model, r->origin, r->model_hash, err);
@@ -292,6 +342,7 @@ void cedar_run_close(run *r) {
     cedar_prefixes_free(r->prefixes);
     cedar_cache_free(r->cache);
     cedar_quality_close(r->quality);
+    run_drafts_free(r->drafts);
     cedar_engine_close(r->engine);
     cedar_lanes_free(r->lanes);
     cedar_prompts_free(r->prompts);

@@ -11,8 +11,8 @@ typedef struct cedar_shape {
     double parameters_backbone;         /* 40 layers, embedding, head, Engram projections */
     double parameters_engram;           /* Engram tables */
     double parameters_draft;            /* draft stages */
-    double active_prefill;              /* per token: attention, experts chosen, shared expert, router and mHC of the layers
-                                         * before the cut (spec/model.md 1.3) */
+    double active_prefill;              /* per token: attention, chosen and shared experts, router and mHC of the
+                                         * layers before the cut (spec/model.md 1.3) */
     double active_decode;               /* the same of all layers, and the head */
     double kv_token_bytes;              /* global KV rows and index keys of all sources */
     double window_bytes;                /* windows of all layers, one sequence */

@@ -120,7 +120,7 @@ START_TEST(derived_positions_give_the_logged_price) {
     cedar_cost k;
     cedar_logged *l;
     int64_t live = cedar_mem_live();
-    OK(cedar_cost_make(&c, &hw, CEDAR_GRAPHS_SPLIT, &k, &failure));
+    OK(cedar_cost_make(&c, &hw, &(cedar_cost_switches){ .graphs = CEDAR_GRAPHS_SPLIT }, &k, &failure));
     OK(cedar_logged_load(in_dir("measured.db"), 0, &l, &failure));
     ck_assert_uint_eq(l->run_count, 5);
     uint32_t mixed = 0, shared = 0, trimmed = 0;
@@ -300,6 +300,8 @@ static const struct { const char *change, *words, *says; } refusals[] = {
     { "UPDATE steps SET steps = 2 WHERE run_id = 1 AND step_id = 5", "", "several steps a row" },
     { "UPDATE requests SET decode_steps = decode_steps + 1 WHERE run_id = 3 AND request_id = 2", "",
       "request 2 of run 3 has" },
+    { "UPDATE runs SET config_json = json_set(config_json, '$.draft_tokens', 3) WHERE run_id = 2", "",
+      "run 2 has draft_tokens = 3" },
     { "", "--held-out 1/1000 --run 3 --seed 3", "no step is held out" },
     { "", "--run 9", "has no run 9" },
     { "", "--held-out 4/4", "--held-out is 4/4" },

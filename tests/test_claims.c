@@ -39,7 +39,8 @@ static void write_file(const char *text, size_t bytes) {
 #define HEAD "source,date,model,hardware,engine,metric,condition,value,unit,url\n"
 
 START_TEST(reads_rows) {
-    static const char text[] = HEAD "blog,2026-10-07,m,GB300,\"vLLM (a, b)\",ratio,\"says \"\"so\"\"\ntwice\",5.3,x,https://a\r\n"
+    static const char text[] = HEAD "blog,2026-10-07,m,GB300,\"vLLM (a, b)\",ratio,"
+                                    "\"says \"\"so\"\"\ntwice\",5.3,x,https://a\r\n"
                                     "\n"
                                     "blog,,m,,,bytes,,-890,B,";
     cedar_published_list *l;
@@ -77,7 +78,8 @@ static const struct { const char *text, *message; } broken[] = {
     { "source,date,model\n", ":1: has 3 fields instead of 10; the first that is missing: hardware" },
     { HEAD, ": has a heading and no line below it" },
     { HEAD "\n\n", ": has a heading and no line below it" },
-    { HEAD "s,d,m,h,e,x,c,1,u,w\ns,d,m,h,e,x,c,1,u\n", ":3: has 9 fields instead of 10; the first that is missing: url" },
+    { HEAD "s,d,m,h,e,x,c,1,u,w\ns,d,m,h,e,x,c,1,u\n",
+      ":3: has 9 fields instead of 10; the first that is missing: url" },
     { HEAD "s,d,m,h,e,x,c,1,u,w,more\n", ":2: has 11 fields instead of 10; is a comma not in quotes?" },
     { HEAD ",d,m,h,e,x,c,1,u,w\n", ":2: field source is empty" },
     { HEAD "s,d,m,h,e,\"\",c,1,u,w\n", ":2: field metric is empty" },

@@ -40,7 +40,8 @@ static cedar_hardware roofline(void) {
 static cedar_cost cost_of(const cedar_config *c, const cedar_hardware *h, cedar_graphs graphs) {
     cedar_cost k;
     cedar_err err = { 0 };
-    ck_assert_msg(cedar_cost_make(c, h, graphs, &k, &err) == CEDAR_OK, "%s", err.msg);
+    const cedar_cost_switches on = { .graphs = graphs };
+    ck_assert_msg(cedar_cost_make(c, h, &on, &k, &err) == CEDAR_OK, "%s", err.msg);
     return k;
 }
 
@@ -139,7 +140,9 @@ START_TEST(prices_grow) {
         ck_assert_int_gt(ns, last);
         ck_assert_int_gt(cedar_cost_predict_ns(&k, n, 100000, 0, 0), ns);
         ck_assert_int_gt(cedar_cost_predict_ns(&k, n, 8192, 512, 0), ns);
-        ck_assert_int_eq(cedar_cost_predict_ns(&eager, n, 8192, 0, 0) - ns, 40 * 15 * 5000);
+        double head = k.head_bytes / 4.3e3, work = (double)ns - head - 40 * 15 * 1000, host = 40 * 15 * 6000;
+        double longer = work > host ? work : host;
+        ck_assert_double_le(fabs((double)cedar_cost_predict_ns(&eager, n, 8192, 0, 0) - head - longer), 2);
         last = ns;
     }
     ck_assert_int_eq(cedar_cost_predict_ns(&k, 0, 0, 0, 0), 0);
@@ -165,7 +168,11 @@ START_TEST(a_memo_changes_no_price) {
             h.kernels_per_layer = 15;
             h.launch_ns = 1000;
             h.gpus = 1 + (double)(c % 2);
-            cedar_cost k = cost_of(&config, &h, c % 2 ? CEDAR_GRAPHS_SPLIT : CEDAR_GRAPHS_FULL);
+            h.eager_launch_ns = 20000;
+            h.stream_passes = 2;
+            static const cedar_graphs modes[] = { CEDAR_GRAPHS_FULL, CEDAR_GRAPHS_SPLIT, CEDAR_GRAPHS_OFF,
+                                                  CEDAR_GRAPHS_DECODE, CEDAR_GRAPHS_TRIMMED };
+            cedar_cost k = cost_of(&config, &h, modes[c]);
             cedar_cost_memo memo = { 0 };
             cedar_replay_rules rules = { .window = 128, .decoder = true, .decoder_rows = 128 };
             cedar_plan_entry e[9];
@@ -180,6 +187,7 @@ START_TEST(a_memo_changes_no_price) {
                     cedar_plan_rows(&rules, CEDAR_ROWS_PREFILL, step, rows, (cedar_bounds){ 0, 0, 0 }, 0, false, 0,
                                     &e[batch]);
                     p.entry_count++;
+                    load.prompts = true;
                     cedar_plan_total(&p);
                     cedar_cost_load_add(&load, step, rows, e[batch].kept);
                 }
@@ -213,17 +221,211 @@ START_TEST(what_does_not_overlap_is_paid) {
 }
 END_TEST
 
+/* --- switches, each by hand --------------------------------------------------------------------------------------- */
+
+/* Nothing takes time but what a test sets. */
+static cedar_hardware weightless(void) {
+    cedar_hardware h = roofline();
+    h.copy_bytes_s = 1e15;
+    h.kernels_per_layer = 18;
+    h.link_bytes_s = 1e15;
+    return h;
+}
+
+static int64_t price_of(const cedar_config *c, const cedar_hardware *h, cedar_cost_switches on, cedar_step_plan *p,
+                        cedar_cost_parts *parts) {
+    cedar_cost k;
+    cedar_err err = { 0 };
+    ck_assert_msg(cedar_cost_make(c, h, &on, &k, &err) == CEDAR_OK, "%s", err.msg);
+    cedar_plan_total(p);
+    return cedar_cost_step_ns(&k, p, parts);
+}
+
+/* A prompt chunk of 512 rows, with decoder replay or without. */
+static cedar_step_plan prompt_plan(cedar_plan_entry *e, bool trimmed) {
+    cedar_replay_rules rules = { .window = 128, .decoder = trimmed, .decoder_rows = 128 };
+    cedar_step_plan p = { .entry_count = 1, .entries = e };
+    cedar_plan_rows(&rules, CEDAR_ROWS_PREFILL, 0, 512, (cedar_bounds){ 0, 0, 0 }, 0, false, 1, e);
+    return p;
+}
+
+/* 40 layers of 18 kernels: 1 us in a graph, 50 us from the host. Layers 0 to 20 run before the trimmed ones. */
+START_TEST(launches_by_kind_of_graph) {
+    enum { GRAPH = 18 * 1000, EAGER = 18 * 50000 };
+    static const struct { cedar_graphs graphs; int64_t decode, prompt, trimmed; } want[] = {
+        { CEDAR_GRAPHS_FULL, 40 * GRAPH, 40 * GRAPH, 40 * GRAPH },
+        { CEDAR_GRAPHS_SPLIT, 40 * GRAPH, 40 * GRAPH, 40 * GRAPH + 4000 },
+        { CEDAR_GRAPHS_OFF, 40 * EAGER, 40 * EAGER, 40 * EAGER },
+        { CEDAR_GRAPHS_DECODE, 40 * GRAPH, 40 * EAGER, 40 * EAGER },
+        { CEDAR_GRAPHS_TRIMMED, 40 * GRAPH, 40 * EAGER, 21 * EAGER + 19 * GRAPH },
+    };
+    cedar_config c = shape("flash");
+    cedar_hardware h = weightless();
+    cedar_plan_entry e;
+    h.gpus = 1000;      /* so that even their work takes nothing */
+    h.launch_ns = 1000;
+    h.eager_launch_ns = 50000;
+    for (size_t i = 0; i < sizeof want / sizeof *want; i++) {
+        const cedar_cost_switches on = { .graphs = want[i].graphs };
+        const int64_t expected[] = { want[i].decode, want[i].prompt, want[i].trimmed };
+        for (int n = 0; n < 3; n++) {
+            cedar_step_plan p = n == 0 ? decode_plan(&e, 1, 100) : prompt_plan(&e, n == 2);
+            int64_t got = price_of(&c, &h, on, &p, NULL);
+            ck_assert_msg(llabs(got - expected[n]) < 2000, "graphs %zu, plan %d: %ld", i, n, (long)got);
+        }
+    }
+}
+END_TEST
+
+/* The host launches ahead: an eager step takes its launches or its work, whichever is longer. */
+START_TEST(eager_launches_hide_behind_work) {
+    cedar_config c = shape("flash");
+    cedar_hardware h = roofline();
+    cedar_plan_entry e;
+    cedar_cost_parts parts;
+    h.kernels_per_layer = 10;
+    for (h.eager_launch_ns = 1000; h.eager_launch_ns < 2e5; h.eager_launch_ns *= 100) {
+        cedar_step_plan p = decode_plan(&e, 1, 8192);
+        int64_t ns = price_of(&c, &h, (cedar_cost_switches){ .graphs = CEDAR_GRAPHS_OFF }, &p, &parts);
+        double host = 40 * 10 * h.eager_launch_ns, work = 2.95e6 - 0.31e6;  /* the floor without its head */
+        ck_assert_double_lt(near_rel((double)(ns - parts.head_ns), host > work ? host : work), 0.015);
+    }
+}
+END_TEST
+
+/* 18 kernels, or 13; less 2 of a second stream; less 2 with an all-reduce that takes 4.1 us instead of 4.6. */
+START_TEST(kernels_streams_and_allreduces) {
+    cedar_config c = shape("flash");
+    cedar_hardware h = weightless();
+    cedar_plan_entry e;
+    h.gpus = 4;
+    h.launch_ns = 3000;
+    h.layer_ns = 7000;
+    h.fused_kernels_per_layer = 13;
+    h.side_stream_kernels = 2;
+    h.allreduce_ns = 4600;
+    h.fused_allreduce_ns = 4100;
+    h.fused_allreduce_kernels = 2;
+    static const struct { cedar_cost_switches on; int64_t kernels, reduce; } want[] = {
+        { { .graphs = CEDAR_GRAPHS_SPLIT }, 18, 4600 },
+        { { .graphs = CEDAR_GRAPHS_SPLIT, .fused_kernels = true }, 13, 4600 },
+        { { .graphs = CEDAR_GRAPHS_SPLIT, .side_stream = true }, 16, 4600 },
+        { { .graphs = CEDAR_GRAPHS_SPLIT, .fused_allreduce = true }, 16, 4100 },
+        { { .graphs = CEDAR_GRAPHS_SPLIT, .fused_kernels = true, .side_stream = true, .fused_allreduce = true },
+          9, 4100 },
+    };
+    for (size_t i = 0; i < sizeof want / sizeof *want; i++) {
+        cedar_step_plan p = decode_plan(&e, 1, 10);
+        cedar_cost_parts parts;
+        price_of(&c, &h, want[i].on, &p, &parts);
+        ck_assert_int_eq(parts.launch_ns, 40 * (want[i].kernels * 3000 + 7000));
+        ck_assert_int_le(llabs(parts.link_ns - 80 * want[i].reduce), 1);    /* one row's bytes */
+    }
+}
+END_TEST
+
+/* At 8,192 tokens a row reads 512 entries in 38 layers and scores 3 x 4,096 + 5 x 8,192: 240 and 64 bytes more each. */
+START_TEST(fp8_rows_are_read_and_kept) {
+    cedar_config c = shape("flash");
+    cedar_hardware h = roofline();
+    cedar_plan_entry e;
+    cedar_cost_parts fp4, fp8;
+    ck_assert_uint_eq(cedar_cost_fp8_row_bytes(&c) * 5 / 2, 1650);  /* spec/model.md 4.1: bytes per token */
+    cedar_step_plan p = decode_plan(&e, 1, 8191);
+    int64_t a = price_of(&c, &h, (cedar_cost_switches){ .graphs = CEDAR_GRAPHS_SPLIT }, &p, &fp4);
+    int64_t b = price_of(&c, &h, (cedar_cost_switches){ .graphs = CEDAR_GRAPHS_SPLIT, .fp8_rows = true }, &p, &fp8);
+    double more = 38 * 512 * 240.0 + (3 * 4096 + 5 * 8192) * 64.0;
+    ck_assert_double_lt(fabs(fp8.bytes - fp4.bytes - more), 1);
+    ck_assert_double_lt(fabs((double)(b - a) - more / 4.3e12 * 1e9), 2);
+}
+END_TEST
+
+/* Per site and 8,192 rows on one H200: pre alone 98 us, post alone 176, one pass for both 196
+ * (spec/performance.md 2.5); more GPUs make it no shorter. */
+START_TEST(residual_streams) {
+    static const struct { double passes, us; } rows[] = { { 1.25, 98 }, { 2.25, 176 }, { 2.5, 196 } };
+    cedar_config c = shape("flash");
+    cedar_plan_entry e = { .kind = CEDAR_ROWS_PREFILL, .rows = 8192, .kept = 8192 };
+    for (int i = 0; i < 6; i++) {
+        cedar_hardware h = roofline();
+        h.gpus = 1 + i % 2;
+        h.stream_passes = i < 4 ? rows[i / 2].passes : 9;
+        h.fused_stream_passes = i < 4 ? 0 : rows[2].passes;
+        h.fused_kernels_per_layer = 1;
+        cedar_step_plan p = { .entry_count = 1, .entries = &e };
+        cedar_cost_parts parts;
+        price_of(&c, &h, (cedar_cost_switches){ .graphs = CEDAR_GRAPHS_SPLIT, .fused_kernels = true }, &p, &parts);
+        ck_assert_double_lt(near_rel((double)parts.stream_ns, 80e3 * rows[i / 2].us), 0.01);
+    }
+}
+END_TEST
+
+/* Five drafts of one sequence on bandwidth alone: three stages of 167.3 MB, and 14.3 of 128 experts of 18.8 MB for five
+ * rows of three; main_proj 78.7 MB, the head 1323.8 MB, and five times the chain's 66.2 MB. */
+START_TEST(a_draft_pass_is_paid) {
+    cedar_config c = shape("flash");
+    cedar_hardware h = roofline();
+    cedar_plan_entry e;
+    cedar_cost k;
+    cedar_err err = { 0 };
+    const cedar_cost_switches on = { .graphs = CEDAR_GRAPHS_SPLIT, .draft_tokens = 5 };
+    ck_assert_int_eq(cedar_cost_make(&c, &h, &on, &k, &err), CEDAR_OK);
+    cedar_cost_load load = { .logits = 6 };
+    cedar_cost_load_add(&load, 8192, 6, 6);
+    int64_t without = cedar_cost_load_ns(&k, CEDAR_CUT_AFTER, &load, NULL);
+    load.drafts = 1;
+    double got = (double)(cedar_cost_load_ns(&k, CEDAR_CUT_AFTER, &load, NULL) - without);
+    double megabytes = 3 * (167.3 + 14.32 * 18.8) + 78.7 + 1323.8 + 5 * 66.2;
+    ck_assert_msg(near_rel(got, megabytes / 4.3e6 * 1e9) < 0.005, "%.0f ns", got);
+    /* and 3 layers of 18 launches, two launches a draft, two all-reduces a layer */
+    h = weightless();
+    h.gpus = 4;
+    h.launch_ns = 1000;
+    h.allreduce_ns = 2000;
+    ck_assert_int_eq(cedar_cost_make(&c, &h, &on, &k, &err), CEDAR_OK);
+    cedar_step_plan p = decode_plan(&e, 1, 10);
+    cedar_cost_parts parts;
+    price_of(&c, &h, on, &p, &parts);
+    ck_assert_int_eq(parts.draft_ns, 0);        /* a plan of an engine has no drafts */
+    int64_t with = cedar_cost_load_ns(&k, CEDAR_CUT_AFTER, &load, NULL);
+    load.drafts = 0;
+    with -= cedar_cost_load_ns(&k, CEDAR_CUT_AFTER, &load, NULL);
+    ck_assert_int_ge(with, 3 * (18000 + 2 * 2000) + 10000);
+    ck_assert_int_le(with, 3 * (18000 + 2 * 2000) + 10000 + 2000);
+}
+END_TEST
+
+START_TEST(switches_need_their_figures) {
+    static const struct { cedar_cost_switches on; const char *says; } wrong[] = {
+        { { .fused_kernels = true }, "kernels = \"fused\": hardware \"roofline\" does not describe it; give fused_" },
+        { { .side_stream = true }, "give side_stream_kernels" },
+        { { .fused_allreduce = true }, "give fused_allreduce_ns" },
+        { { .draft_tokens = 6 }, "draft_tokens = 6: the drafter of flash makes 5 tokens" },
+    };
+    cedar_config c = shape("flash");
+    cedar_hardware h = roofline();
+    h.gpus = 2;
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        cedar_cost k;
+        cedar_err err = { 0 };
+        ck_assert_int_eq(cedar_cost_make(&c, &h, &wrong[i].on, &k, &err), CEDAR_E_ARG);
+        ck_assert_msg(strstr(err.msg, wrong[i].says), "%s", err.msg);
+    }
+}
+END_TEST
+
 START_TEST(hardware_is_checked) {
     cedar_config c = shape("tiny");
     cedar_hardware h = roofline();
     cedar_cost k;
+    const cedar_cost_switches plain = { .graphs = CEDAR_GRAPHS_FULL };
     cedar_err err = { 0 };
     h.matmul_flop_s = NAN;
-    ck_assert_int_eq(cedar_cost_make(&c, &h, CEDAR_GRAPHS_FULL, &k, &err), CEDAR_E_ARG);
+    ck_assert_int_eq(cedar_cost_make(&c, &h, &plain, &k, &err), CEDAR_E_ARG);
     ck_assert_ptr_nonnull(strstr(err.msg, "matmul_flop_s"));
     h = roofline();
     h.memory_efficiency = 1.5;
-    ck_assert_int_eq(cedar_cost_make(&c, &h, CEDAR_GRAPHS_FULL, &k, &err), CEDAR_E_ARG);
+    ck_assert_int_eq(cedar_cost_make(&c, &h, &plain, &k, &err), CEDAR_E_ARG);
     ck_assert_ptr_nonnull(strstr(err.msg, "memory_efficiency is 1.5, allowed are 0.01 to 1"));
 }
 END_TEST
@@ -239,6 +441,13 @@ int main(void) {
     tcase_add_test(t, prices_grow);
     tcase_add_test(t, a_memo_changes_no_price);
     tcase_add_test(t, what_does_not_overlap_is_paid);
+    tcase_add_test(t, launches_by_kind_of_graph);
+    tcase_add_test(t, eager_launches_hide_behind_work);
+    tcase_add_test(t, kernels_streams_and_allreduces);
+    tcase_add_test(t, fp8_rows_are_read_and_kept);
+    tcase_add_test(t, residual_streams);
+    tcase_add_test(t, a_draft_pass_is_paid);
+    tcase_add_test(t, switches_need_their_figures);
     tcase_add_test(t, hardware_is_checked);
     suite_add_tcase(s, t);
     SRunner *r = srunner_create(s);

@@ -2,6 +2,7 @@
 #define JOURNAL_MODEL "scenarios/models/tiny.json"
 
 #include <inttypes.h>
+#include <math.h>
 #include <malloc.h>
 #include <sys/resource.h>
 
@@ -50,15 +51,22 @@ START_TEST(twice_the_same_to_the_nanosecond) {
 END_TEST
 
 /* The engine, when one computes beside the clock, must not change what is scheduled. */
+#define DRAFTS "draft_tokens=3 acceptance_length=2.51"
 START_TEST(with_and_without_an_engine_the_same_schedule) {
-    journal *x = must_play(MODELLED), *y = must_play(MODELLED "backend=cpu");
-    ck_assert_str_eq(x->timing, y->timing);
-    /* without the first line, which names the backend, and the event hash, which covers the logits */
-    char *rows_x = strchr(x->rows, '\n'), *rows_y = strchr(y->rows, '\n');
-    *strstr(rows_x, "end finished") = *strstr(rows_y, "end finished") = 0;
-    ck_assert(strcmp(rows_x, rows_y) == 0);
-    journal_free(x);
-    journal_free(y);
+    static const char *const settings[][2] = {
+        { MODELLED, MODELLED "backend=cpu" },
+        { MODELLED DRAFTS, MODELLED "backend=cpu " DRAFTS } };
+    for (int i = 0; i < 2; i++) {
+        journal *x = must_play(settings[i][0]), *y = must_play(settings[i][1]);
+        ck_assert_str_eq(x->timing, y->timing);
+        ck_assert((x->drafted > 0) == i);
+        /* without the first line, which names the backend, and the event hash, which covers the logits */
+        char *rows_x = strchr(x->rows, '\n'), *rows_y = strchr(y->rows, '\n');
+        *strstr(rows_x, "end finished") = *strstr(rows_y, "end finished") = 0;
+        ck_assert(strcmp(rows_x, rows_y) == 0);
+        journal_free(x);
+        journal_free(y);
+    }
 }
 END_TEST
 
@@ -90,6 +98,17 @@ static const struct { const char *settings; bool knows; const char *says;
     { "routing=policy", true, "routing: a function is asked only where engines are modelled" },
     { "clock=modelled hardware=h200 backend=cpu routing=policy", true, "a function is asked only where engines" },
     { "clock=modelled hardware=h200 routing=policy", true, "routing = \"policy\" needs a function" },
+    { "graphs=decode", true, "graphs = \"decode\": an engine launches all steps in one way; take clock = \"mod" },
+    { "graphs=trimmed", true, "graphs = \"trimmed\": an engine launches" },
+    { "kv_rows=fp8", true, "kv_rows = \"fp8\": the engine's global rows are FP4; take clock = \"modelled\"" },
+    { "clock=modelled hardware=h200 backend=cpu kv_rows=fp8", true, "clock = \"modelled\" and backend = \"none\"" },
+    { "kernels=fused", true, "kernels = \"fused\": an engine has the kernels that it has" },
+    { "side_stream=true", true, "side_stream = \"true\": the engine has one stream" },
+    { "allreduce=fused", true, "allreduce = \"fused\": the engine runs on one device" },
+    { "clock=modelled hardware=h200 kernels=fused", true, "hardware \"h200\" does not describe it" },
+    { "clock=modelled hardware=h200 side_stream=true", true, "give side_stream_kernels in its file" },
+    { "clock=modelled hardware=h200 draft_tokens=4 acceptance_length=2", true, "the drafter of tiny makes 3 tokens" },
+    { "clock=modelled hardware=h200 draft_tokens=3", true, "nothing verifies drafts where nothing is computed; give" },
 };
 
 START_TEST(refusals_say_what_to_do) {
@@ -106,7 +125,7 @@ enum { ROWS_MAX = 400 };
 /* Requests by id, and the steps of each engine. */
 typedef struct fleet {
     cedar_request_row rows[ROWS_MAX];
-    uint32_t count, steps[8], wrong_steps;
+    uint32_t count, steps[8], wrong_steps, decode_rows;
     int64_t step_end[8];
     cedar_run_result out;
 } fleet;
@@ -135,6 +154,7 @@ static cedar_status fleet_step(void *self, const cedar_step_row *r, cedar_err *e
     f->wrong_steps += r->start_sched_ns < f->step_end[r->engine - 1];      /* an engine makes one step at a time */
     f->step_end[r->engine - 1] = r->end_sched_ns;
     f->steps[r->engine - 1] += r->steps;
+    f->decode_rows += r->decode_rows;
     return CEDAR_OK;
 }
 
@@ -235,6 +255,138 @@ START_TEST(the_least_loaded_engine_is_taken) {
     for (uint32_t i = 0; i < 3; i++) ck_assert_uint_eq(f->rows[i].engine, i + 1);
     ck_assert_uint_eq(f->rows[3].engine, 2);
     free(f);
+}
+END_TEST
+
+/* --- switches ----------------------------------------------------------------------------------------------------- */
+
+#define TP4 "clock=modelled hardware=gb300-tp4 lanes=2 page_tokens=4 step_tokens=24 "
+
+/* Each switch of the model changes what a run takes, and in which direction. */
+START_TEST(switches_change_what_a_run_takes) {
+    static const struct { const char *with; bool faster; } switches[] = {
+        { TP4 "kernels=fused", true }, { TP4 "side_stream=true", true }, { TP4 "allreduce=fused", true },
+        { TP4 "graphs=decode", false }, { TP4 "graphs=off", false },
+    };
+    journal *plain = must_play(TP4);
+    for (size_t i = 0; i < sizeof switches / sizeof *switches; i++) {
+        journal *l = must_play(switches[i].with);
+        ck_assert_uint_eq(l->steps, plain->steps);
+        ck_assert_msg(l->step_ns[0] != plain->step_ns[0] && (l->step_ns[0] < plain->step_ns[0]) == switches[i].faster,
+                      "%s: %ld, %ld without", switches[i].with, (long)l->step_ns[0], (long)plain->step_ns[0]);
+        journal_free(l);
+    }
+    journal_free(plain);
+}
+END_TEST
+
+/* FP8 rows: the described memory holds fewer pages, in the ratio of their bytes. tiny has 64 + 32 elements an entry: 53
+ * bytes in FP4 (spec/model.md 3.4, 4.1), 99 in FP8. */
+START_TEST(fp8_rows_take_more_memory) {
+    fleet *fp4 = play_fleet(TWO, "kv_pages=64", NULL), *fp8 = play_fleet(TWO, "kv_pages=64 kv_rows=fp8", NULL);
+    ck_assert_uint_gt(fp4->out.kv_bytes_peak, 0);
+    ck_assert_uint_eq(fp8->out.kv_bytes_peak * 53, fp4->out.kv_bytes_peak * 99);
+    free(fp4);
+    free(fp8);
+}
+END_TEST
+
+/* --- speculation -------------------------------------------------------------------------------------------------- */
+
+#define LONG_ANSWER HEAD("one", 8) TURN(0, 40, 3000, 1, "1,2,3,4,5,6,7,8,9,10") "]}\n" \
+    HEAD("two", 8) TURN(0, 17, 2000, 1, "31,32,33,34") "]}\n"
+#define SPECULATE "draft_tokens=3 kv_pages=4000 context_max=4096 "
+
+/* Over many steps the mean of what verify steps yield is the option, within four standard errors of a draw between its
+ * whole part and one more. The last step of an answer may yield less. */
+START_TEST(acceptance_has_the_mean_of_the_option) {
+    static const struct { const char *settings; double mean; } cases[] = {
+        { SPECULATE "acceptance_length=2.51", 2.51 }, { SPECULATE "acceptance_length=1.2", 1.2 },
+        { SPECULATE "acceptance_length=3.9", 3.9 }, { SPECULATE "acceptance_length=2", 2 },
+        { "draft_tokens=1 kv_pages=4000 acceptance_length=1.51", 1.51 },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        fleet *f = play_fleet(LONG_ANSWER, cases[i].settings, NULL);
+        double tokens = 0, steps = 0, part = cases[i].mean - floor(cases[i].mean);
+        ck_assert_uint_eq(f->count, 2);
+        for (uint32_t n = 0; n < f->count; n++) {
+            ck_assert_str_eq(f->rows[n].error, "");
+            tokens += f->rows[n].out_tokens - 1;
+            steps += f->rows[n].decode_steps;
+        }
+        ck_assert_double_eq(tokens, 4998);
+        double error = 4 * sqrt(part * (1 - part) / steps) + 2 * 4 / steps;
+        ck_assert_msg(fabs(tokens / steps - cases[i].mean) <= error, "%s: %.4f, error %.4f", cases[i].settings,
+                      tokens / steps, error);
+        free(f);
+    }
+}
+END_TEST
+
+/* Draws are of (request, step): other requests, and how steps are reported, do not touch them; the seed does. */
+START_TEST(acceptance_is_the_requests_own) {
+    static const char alone[] = HEAD("one", 8) TURN(0, 40, 3000, 1, "1,2,3,4,5,6,7,8,9,10") "]}\n";
+#define AT SPECULATE "acceptance_length=2.51 "
+    fleet *a = play_fleet(LONG_ANSWER, AT, NULL), *again = play_fleet(LONG_ANSWER, AT "steps_per_row=7", NULL),
+          *b = play_fleet(alone, AT, NULL), *seed = play_fleet(LONG_ANSWER, AT "seed=7", NULL),
+          *none = play_fleet(LONG_ANSWER, "kv_pages=4000", NULL);
+    ck_assert_uint_eq(a->out.event_hash, again->out.event_hash);
+    ck_assert_uint_ne(a->out.event_hash, seed->out.event_hash);
+    ck_assert_uint_eq(a->rows[0].decode_steps, b->rows[0].decode_steps);
+    ck_assert_uint_ne(a->rows[0].decode_steps, seed->rows[0].decode_steps);
+    ck_assert_uint_eq(none->rows[0].decode_steps, 2999);
+    ck_assert_int_lt(a->rows[0].last_ns - a->rows[0].first_ns, none->rows[0].last_ns - none->rows[0].first_ns);
+    fleet *const all[] = { a, again, b, seed, none };
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) free(all[i]);
+}
+END_TEST
+
+/* Whole lengths need no chance: 12 tokens behind the first in steps of up to 4 rows yield 4, 4 and 4, or 3 four times;
+ * 7 yield 3, 3 and 1, the last of a single row. With a prefix cache that stores windows a step ends at 20, the last
+ * whole page of 23 positions. */
+#define ALONE SPECULATE "prefix_cache=false "
+START_TEST(verify_steps_by_hand) {
+    static const char text[] = HEAD("one", 8) TURN(0, 16, 13, 1, "1,2,3,4") "]}\n",
+        seven[] = HEAD("one", 8) TURN(0, 16, 8, 1, "1,2,3,4") "]}\n";
+    static const struct { const char *text, *settings; uint32_t steps, rows; } cases[] = {
+        { text, ALONE "acceptance_length=4", 3, 12 }, { text, ALONE "acceptance_length=3", 4, 4 + 4 + 4 + 3 },
+        { seven, ALONE "acceptance_length=3", 3, 4 + 4 + 1 }, { seven, ALONE "acceptance_length=1", 7, 22 },
+        { seven, SPECULATE "acceptance_length=3", 3, 4 + 1 + 3 }, { seven, SPECULATE "acceptance_length=1", 7, 16 },
+        { seven, "kv_pages=4000", 7, 7 },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        fleet *f = play_fleet(cases[i].text, cases[i].settings, NULL);
+        ck_assert_uint_eq(f->rows[0].decode_steps, cases[i].steps);
+        ck_assert_uint_eq(f->rows[0].decode_steps + f->rows[0].accepted_tokens, f->rows[0].out_tokens - 1);
+        ck_assert_uint_eq(f->rows[0].decode_steps + f->rows[0].drafted_tokens, cases[i].rows);
+        ck_assert_msg(f->decode_rows == cases[i].rows, "case %zu: %u rows", i, f->decode_rows);
+        free(f);
+    }
+}
+END_TEST
+
+/* A run stopped in the middle of answers reports what was produced: between one token a step and four. */
+START_TEST(unfinished_answers_count_their_tokens) {
+    static const char *const settings = MODELLED SPECULATE "acceptance_length=2.51";
+    int looked = 0;
+    for (int row = 4; row < 40; row += 5) {
+        journal *l = calloc(1, sizeof *l), *again = calloc(1, sizeof *l);
+        cedar_run_result a, b;
+        cedar_err err = { 0 };
+        l->hardware = again->hardware = cedar_hardware_find;
+        l->stop_at_row = row;
+        cedar_status st = play_run(TWO, settings, l, NULL, &a, &err);
+        again->stop_at_step = (int)l->steps;
+        if (st == CEDAR_E_INTERRUPT && l->steps) {
+            looked++;
+            ck_assert_int_eq(play_run(TWO, settings, again, NULL, &b, &err), CEDAR_E_INTERRUPT);
+            ck_assert_uint_eq(a.event_hash, b.event_hash);
+            ck_assert(strcmp(l->rows, again->rows) == 0);
+        }
+        journal_free(l);
+        journal_free(again);
+    }
+    ck_assert_int_ge(looked, 3);
 }
 END_TEST
 
@@ -477,6 +629,12 @@ int main(void) {
     tcase_add_test(t, an_engine_of_its_own_is_like_being_alone);
     tcase_add_test(t, rules_of_routing);
     tcase_add_test(t, the_least_loaded_engine_is_taken);
+    tcase_add_test(t, switches_change_what_a_run_takes);
+    tcase_add_test(t, fp8_rows_take_more_memory);
+    tcase_add_test(t, acceptance_has_the_mean_of_the_option);
+    tcase_add_test(t, acceptance_is_the_requests_own);
+    tcase_add_test(t, verify_steps_by_hand);
+    tcase_add_test(t, unfinished_answers_count_their_tokens);
     tcase_add_test(t, steps_may_share_a_row);
     tcase_add_loop_test(t, stopped_runs_replay_to_the_same_events, 0, 3);
     tcase_add_test(t, no_allocation_failure_leaks);

@@ -95,7 +95,13 @@ static void put_settings(dice *d, char *to) {
     if (roll(d, 4) == 0) put(to, "on_error=end_session ");
     if (roll(d, 4) == 0) put(to, "prefix_cache=false ");
     if (roll(d, 4) == 0) put(to, "salt=none ");
-    if (roll(d, 4) == 0) put(to, "continuation=greedy ");
+    bool greedy = roll(d, 4) == 0;
+    if (greedy) put(to, "continuation=greedy ");
+    if (roll(d, 3) == 0) {
+        uint32_t drafts = 1 + roll(d, 5);
+        put(to, "draft_tokens=%u ", drafts);
+        if (!greedy && roll(d, 2)) put(to, "acceptance_length=%u.%u ", 1 + roll(d, drafts), roll(d, 10));
+    }
     if (roll(d, 4) == 0) put(to, "batch_max=%u ", 1 + roll(d, 4));
     if (roll(d, 4) == 0) put(to, "floor_tok_s_user=%u floor_mode=admit ", 100 + roll(d, 900));
     if (roll(d, 4) == 0) put(to, "time_scale=0.%u ", roll(d, 10));
@@ -309,7 +315,8 @@ static void check_sums(const swarm *w, const cedar_run_result *a) {
         kept++;
         in += r->in_tokens;
         out += r->out_tokens;
-        ck_assert_uint_eq(r->decode_steps, r->out_tokens - 1);
+        ck_assert_uint_eq(r->decode_steps + r->accepted_tokens, r->out_tokens - 1);
+        ck_assert_uint_le(r->accepted_tokens, r->drafted_tokens);
         ck_assert(r->arrival_sched_ns <= r->admit_sched_ns && r->admit_sched_ns < r->first_sched_ns);
         ck_assert_uint_lt(r->hit_tokens, r->in_tokens);
     }
@@ -445,12 +452,13 @@ static cedar_status twin_request(void *self, const cedar_request_row *r, cedar_e
     twin *t = self;
     (void)err;
     t->errors += *r->error != 0;
-    t->fed += r->in_tokens - r->hit_tokens + r->replayed_tokens + r->out_tokens - 1;
-    fprintf(t->to, "request %ld %s s%ld l%d %d.%d in %u out %u hit %u/%u replay %u trim %u steps %u+%u depth %u "
-            "miss %d at %ld %ld %ld %ld meter %ld %ld %ld %ld %s\n", (long)r->request_id, r->phase,
+    t->fed += r->in_tokens - r->hit_tokens + r->replayed_tokens + r->out_tokens - 1 + r->drafted_tokens -
+              r->accepted_tokens;
+    fprintf(t->to, "request %ld %s s%ld l%d %d.%d in %u out %u hit %u/%u replay %u trim %u steps %u+%u draft %u/%u "
+            "depth %u miss %d at %ld %ld %ld %ld meter %ld %ld %ld %ld %s\n", (long)r->request_id, r->phase,
             (long)r->session_id, r->lane, r->stream, r->turn, r->in_tokens, r->out_tokens, r->hit_tokens,
             r->matched_tokens, r->replayed_tokens, r->trimmed_tokens, r->prefill_steps, r->decode_steps,
-            r->provenance_depth, (int)r->miss,
+            r->accepted_tokens, r->drafted_tokens, r->provenance_depth, (int)r->miss,
             (long)r->arrival_sched_ns, (long)r->admit_sched_ns, (long)r->first_sched_ns, (long)r->last_sched_ns,
             (long)r->arrival_ns, (long)r->admit_ns, (long)r->first_ns, (long)r->last_ns, r->error);
     return CEDAR_OK;
@@ -514,7 +522,9 @@ static void play_twins(uint64_t seed, uint64_t number) {
     uint32_t traces = 1 + roll(&d, TRACES_MAX);
     for (uint32_t i = 0; i < traces; i++) put_trace(&d, text, i);
     put_settings(&d, settings);
-    put(settings, "clock=modelled hardware=h200 continuation=forced page_tokens=%u ", 4u << roll(&d, 3));
+    put(settings, "clock=modelled hardware=h200 continuation=forced draft_tokens=0 acceptance_length=0 "
+        "page_tokens=%u ", 4u << roll(&d, 3));
+    if (roll(&d, 3) == 0) put(settings, "draft_tokens=3 acceptance_length=%u.%u ", 1 + roll(&d, 3), roll(&d, 10));
     if (roll(&d, 3) == 0) put(settings, "chunk_tokens=%u ", 4 + roll(&d, 40));
     if (roll(&d, 4) == 0) put(settings, "adopt_short_hits=true encoder_rows=%u ", 4 + roll(&d, 40));
     if (roll(&d, 4) == 0) put(settings, "length_scale=%s ", roll(&d, 2) ? "1/2" : "2");
