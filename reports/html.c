@@ -252,9 +252,14 @@ static cedar_status put_claims(const page *p, cedar_err *err) {
                     "from, "
                  "and a verdict with its rule. What could not be tested says why.");
     cedar_status st = page_table(p, "claims_summary", false, NULL, err);
-    page_chart(p, "c-claims", "Ours over published", "One row per tested claim, logarithmic axis; 1 is as published, "
-                  "bars are "
-               "our intervals.");
+    char about[240];
+    snprintf(about, sizeof about, "One row per tested claim, the first %d, logarithmic axis; 1 is as published, bars "
+                                  "are our "
+             "intervals. Series over concurrency or length of prompt follow below.", PAGE_CLAIMS);
+    page_chart(p, "c-claims", "Ours over published", about);
+    page_chart(p, "c-sensitivity", "What the ratio of throughput at a speed hangs on", "Our figure with one "
+                  "assumption from "
+               "low to high, all else equal.");
     if (!st) st = page_table(p, "sensitivity", false, NULL, err);
     fputs("<div class=\"pair\" id=\"points\"></div>\n", p->to);
     if (!st) st = page_table(p, "claim_points", false, NULL, err);

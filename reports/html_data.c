@@ -34,8 +34,12 @@ static const struct {
       "ORDER BY ladder_id, rung, metric, context_tokens" },
     { "claims", PAGE_CLAIMS, false,
       "SELECT claim_id, metric, condition, ratio, lo / NULLIF(published, 0), hi / NULLIF(published, 0), provenance, "
-      "verdict,"
-      " published, ours, unit FROM v_claims WHERE ratio > 0 ORDER BY claim_id LIMIT ?1" },
+      "verdict, published, ours, unit FROM v_claims WHERE ratio > 0 AND claim_id NOT IN (SELECT claim_id FROM "
+      "v_claim_points WHERE tested > 1) ORDER BY claim_id LIMIT ?1" },
+    { "sensitivity", 0, false,
+      "SELECT assumption, setting_lo, setting_hi, ours_lo, ours_hi, published, ours, unit FROM v_claim_sensitivity "
+      "WHERE claim_id = (SELECT MIN(claim_id) FROM claims WHERE metric = 'throughput_ratio_at_interactivity') "
+      "ORDER BY ABS(ours_hi - ours_lo) DESC, assumption" },
     { "claim_points", 0, false,
       "SELECT source, hardware, metric, series, unit, axis, x, published, ours, lo, hi, provenance FROM v_claim_points "
       "WHERE tested > 1 ORDER BY source, hardware, metric, series, x, claim_id" },

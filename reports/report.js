@@ -655,7 +655,7 @@
   });
   function claims() {
     const rows = data.claims, narrow = document.body.clientWidth < 640;
-    const name = (r) => r[0] + " " + (narrow ? r[1].slice(0, 18) : (r[1] + ", " + r[2]).slice(0, 52));
+    const name = (r) => (r[0] + " " + r[1] + (narrow || !r[2] ? "" : ", " + r[2])).slice(0, narrow ? 22 : 56);
     const verdicts = [["reproduced", "--good", "circle"], ["undecided", "--warn", "triangle"],
       ["not reproduced", "--bad", "rect"]];
     draw("c-claims", {
@@ -680,6 +680,34 @@
       },
       plugins: [intervals(rows), marks([{ x: 1, text: "as published" }])]
     }, 90 + 20 * rows.length);
+  }
+
+  function sensitivity() {
+    const rows = data.sensitivity;
+    draw("c-sensitivity", {
+      type: "bar",
+      data: {
+        labels: rows.map((r) => r[0]),
+        datasets: [{
+          label: "ours, from low to high setting", data: rows.map((r) => [r[3], r[4]]), backgroundColor: css("--s1"),
+          borderRadius: 3, maxBarThickness: 18
+        }]
+      },
+      options: {
+        indexAxis: "y",
+        scales: {
+          x: axis(rows.length ? "ours, " + rows[0][7] : "", { ticks: ticks(si), suggestedMin: 0, suggestedMax:
+            rows.length ?
+            rows[0][5] * 1.1 : 1 }),
+          y: axis("", { title: { display: false } })
+        },
+        plugins: { tooltip: { callbacks: { label: (c) => {
+          const r = rows[c.dataIndex];
+          return [si(r[1]) + ": " + si(r[3]), si(r[2]) + ": " + si(r[4])];
+        } } } }
+      },
+      plugins: [marks(rows.length ? [{ x: rows[0][6], text: "ours" }, { x: rows[0][5], text: "published" }] : [])]
+    }, 120 + 30 * rows.length);
   }
 
   /* One figure per source, hardware and metric whose claims differ in concurrency alone. */
@@ -744,6 +772,7 @@
     stepScatter();
     for (const [id] of data.ladders) ladder(id);
     claims();
+    sensitivity();
     claimPoints();
     for (const id in choices) if (byId(id) && byId(id).value) choices[id](Number(byId(id).value));
   }

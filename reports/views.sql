@@ -356,6 +356,7 @@ named AS (
            CAST(SUBSTR(all_of_arm, INSTR(all_of_arm, '"kv_pages":') + 11) AS INTEGER), '') AS but_replay,
            TRIM(REPLACE(REPLACE(            -- the label without what tells the runs of the arm apart
                CASE WHEN label LIKE '% ' || lanes THEN SUBSTR(label, 1, LENGTH(label) - LENGTH(lanes) - 1)
+                    WHEN label LIKE '% c' || lanes THEN SUBSTR(label, 1, LENGTH(label) - LENGTH(lanes) - 2)
                     ELSE label END, 'lanes=' || lanes, ''), 'seed=' || seed, ''), ' :') AS short
     FROM options),
 arms AS (
@@ -654,8 +655,9 @@ FROM series ORDER BY source, hardware, metric, series, x, claim_id;
 CREATE VIEW v_answers AS                    -- what a reader asks first, answered in sentences from the other views
 WITH pairs AS (                             -- each approximate run beside the exact one that is like it but for replay
     SELECT s.*, x.label AS exact_label, x.ttft_p90_ms AS exact_ttft, x.total_tok_s AS exact_tok,
-           printf('%,d KiB', s.window_bytes_peak / 1024) AS windows,
-           printf('%,d KiB', x.window_bytes_peak / 1024) AS exact_windows,
+           CASE WHEN x.window_bytes_peak + s.window_bytes_peak = 0 THEN ''
+                ELSE printf(', stored windows %,d KiB instead of %,d', s.window_bytes_peak / 1024,
+                            x.window_bytes_peak / 1024) END AS windows,
            ROW_NUMBER() OVER (PARTITION BY a.arm ORDER BY s.lanes DESC, s.run_id) AS place
     FROM v_arms a JOIN v_summary s USING (run_id) JOIN v_summary x ON x.run_id = a.exact_run),
 valid AS (
@@ -696,10 +698,9 @@ said(rank, item, question, answer, basis, section) AS (
            l.provenance, 'ladder'
     FROM gives JOIN ladders l USING (ladder_id)
     UNION ALL SELECT 30, run_id, 'What does bounded replay save?',
-           printf('%s against %s, %d lanes: TTFT p90 %,.1f ms instead of %,.1f (%+.1f %%), total %,.1f tok/s '
-                  || 'instead of %,.1f (%+.1f %%), stored windows %s instead of %s.', label, exact_label, lanes,
-                  ttft_p90_ms, exact_ttft, 100 * (ttft_p90_ms / exact_ttft - 1), total_tok_s, exact_tok,
-                  100 * (total_tok_s / exact_tok - 1), windows, exact_windows),
+           printf('%s against %s, lanes %d: TTFT p90 %,.1f ms instead of %,.1f (%+.1f %%), total %,.1f tok/s '
+                  || 'instead of %,.1f (%+.1f %%)%s.', label, exact_label, lanes, ttft_p90_ms, exact_ttft, 100 * (ttft_p90_ms / exact_ttft - 1), total_tok_s, exact_tok,
+                  100 * (total_tok_s / exact_tok - 1), COALESCE(windows, '')),
            CASE clock WHEN 'modelled' THEN clock ELSE 'measured' END, 'latency'
     FROM pairs WHERE place = 1 AND ttft_p90_ms IS NOT NULL AND exact_ttft IS NOT NULL
     UNION ALL SELECT 40, 1000 * ladder_id + rung, 'What does it cost in quality?',
@@ -718,7 +719,8 @@ said(rank, item, question, answer, basis, section) AS (
            'measured', 'audit'
     FROM v_audit WHERE control = '' AND kl_mean IS NOT NULL
     UNION ALL SELECT 50, c.claim_id, 'What of the other claims of that source?',
-           printf('%s, %s: published %g %s, %s.', metric, condition, published, unit,
+           printf('%s%s: published %g %s, %s.', metric, CASE condition WHEN '' THEN '' ELSE ', ' || condition END,
+                  published, unit,
                   CASE WHEN ours IS NULL THEN 'not tested: ' || RTRIM(why, '.')
                   ELSE printf('ours %.4g, %s', ours, verdict) END),
            provenance, 'claims'
