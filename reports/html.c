@@ -295,7 +295,7 @@ static cedar_status put_latency(const page *p, cedar_err *err) {
              "tell "
              "its runs apart.", page_shared(p, PAGE_CURVE_POINTS));
     page_section(p, "latency", "Latency", intro);
-    fputs("<div class=\"pair\">", p->to);
+    fputs("<div class=\"pair three\">", p->to);
     page_chart(p, "c-ttft", "Time to first token",
               "Share of requests at or below a TTFT, milliseconds, logarithmic axis.");
     page_chart(p, "c-itl", "Inter-token latency",

@@ -655,7 +655,7 @@
   });
   function claims() {
     const rows = data.claims, narrow = document.body.clientWidth < 640;
-    const name = (r) => (r[0] + " " + r[1] + (narrow || !r[2] ? "" : ", " + r[2])).slice(0, narrow ? 22 : 56);
+    const name = (r) => (r[0] + " " + r[1] + (narrow || !r[2] ? "" : ", " + r[2])).replace(narrow ? /^(.{21}).+/ : /^(.{55}).+/, "$1\u2026");
     const verdicts = [["reproduced", "--good", "circle"], ["undecided", "--warn", "triangle"],
       ["not reproduced", "--bad", "rect"]];
     draw("c-claims", {
@@ -726,7 +726,7 @@
         figure.id = "fig-" + id;
         canvas.id = id;
         box.className = "chart";
-        caption.textContent = key;
+        caption.append(Object.assign(document.createElement("b"), { textContent: key }));
         canvas.setAttribute("role", "img");
         canvas.setAttribute("aria-label", key +
           ", published and ours by concurrency; the numbers are in the table below.");

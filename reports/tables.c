@@ -295,7 +295,7 @@ static const reports_table tables[] = {
     { "expectations",
       "Expectations",
       "Checks made by the scenario.",
-      "SELECT CASE ok WHEN 1 THEN 'holds' ELSE 'FAILS' END, what, detail FROM expectations ORDER BY expect_id",
+      "SELECT CASE ok WHEN 1 THEN 'holds' ELSE 'FAILS' END, what, detail FROM expectations ORDER BY ok, expect_id",
       { { "result", REPORTS_TEXT }, { "what", REPORTS_TEXT }, { "detail", REPORTS_TEXT } } },
     { "errors",
       "Requests in error",

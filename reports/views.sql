@@ -736,18 +736,22 @@ said(rank, item, question, answer, basis, section) AS (
                             x_min, x_max) END, CASE clock WHEN 'modelled' THEN clock ELSE 'measured' END, 'frontier'
     FROM v_frontier_at
     UNION ALL SELECT 70, 0, 'May these numbers be quoted?',
-           printf('%d of %d runs are valid: finished, something completed, errors at most a tenth of it.%s%s', v.valid,
-                  v.runs,
-                  CASE WHEN v.ruled > 0 THEN printf(' %d of %d kept the AgentX rules.', v.kept, v.ruled) ELSE '' END,
-                  CASE WHEN e.n = 0 THEN ''
-                       WHEN e.fails = 0 THEN printf(' All %d expectations of the scenario hold.', e.n)
-                       ELSE printf(' %d of %d expectations of the scenario FAIL.', e.fails, e.n) END), '', 'overview'
-    FROM valid v, expected e WHERE v.runs > 0
+           printf('%d of %d runs are valid: finished, something completed, errors at most a tenth of it.%s', valid, runs,
+                  CASE WHEN ruled > 0 THEN printf(' %d of %d kept the AgentX rules.', kept, ruled) ELSE '' END),
+           '', 'overview'
+    FROM valid WHERE runs > 0
     UNION ALL SELECT 70, 1, 'May these numbers be quoted?',
+           printf('%d of %d controls of audits that must be exactly 0 are.', SUM(kl_mean = 0), COUNT(*)), '', 'audit'
+    FROM v_audit WHERE control IN ('C0', 'C1', 'C2') HAVING COUNT(*) > 0
+    UNION ALL SELECT 70, 2, 'May these numbers be quoted?',
+           CASE WHEN fails = 0 THEN printf('All %d expectations of the scenario hold.', n)
+                ELSE printf('%d of %d expectations of the scenario FAIL.', fails, n) END, '', 'overview'
+    FROM expected WHERE n > 0
+    UNION ALL SELECT 70, 3, 'May these numbers be quoted?',
            'Modelled times are prices of a cost model, for which nothing was computed: they move with its assumptions.',
            'modelled', 'manifest'
     WHERE EXISTS (SELECT 1 FROM runs WHERE clock = 'modelled')
-    UNION ALL SELECT 70, 2, 'May these numbers be quoted?',
+    UNION ALL SELECT 70, 4, 'May these numbers be quoted?',
            'The weights are seeded, not trained: counts, zeros and the method carry over to a trained model, sizes of '
            || 'errors do not.', '', 'manifest'
     WHERE EXISTS (SELECT 1 FROM runs WHERE clock <> 'modelled' AND model_origin LIKE 'synthetic%')

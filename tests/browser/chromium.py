@@ -137,8 +137,7 @@ class Page:
             f.write(base64.b64decode(self.do("Page.captureScreenshot", captureBeyondViewport=True, clip=clip)["data"]))
 
     def pdf(self, path):
-        data = base64.b64decode(self.do("Page.printToPDF", printBackground=True, paperWidth=8.27, paperHeight=11.69,
-                                        marginLeft=0.4, marginRight=0.4)["data"])
+        data = base64.b64decode(self.do("Page.printToPDF", printBackground=True, preferCSSPageSize=True)["data"])
         with open(path, "wb") as f:
             f.write(data)
         return data.count(b"/Type /Page\n") + data.count(b"/Type /Page ") + data.count(b"/Type/Page\n")

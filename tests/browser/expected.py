@@ -67,7 +67,7 @@ TABLES = {
     "population": ("ttcccccccctt", """SELECT p.run_id || ' ' || p.label, p.status, p.requests, p.kept, p.excluded_phase,
         p.excluded_error, p.kept_osl_0, p.kept_osl_1, p.requests_unfinished, p.sessions_unfinished, v.ttft_guidance,
         CASE v.valid WHEN 1 THEN 'yes' ELSE 'no' END FROM v_population p, v_validity v WHERE p.run_id = v.run_id"""),
-    "expectations": ("ttt", "SELECT CASE ok WHEN 1 THEN 'holds' ELSE 'FAILS' END, what, detail FROM expectations"),
+    "expectations": ("ttt", "SELECT CASE ok WHEN 1 THEN 'holds' ELSE 'FAILS' END, what, detail FROM expectations ORDER BY ok, expect_id"),
     "latency": ("ttccccnnnnnnn", "SELECT " + RUN + """, metric, n, excluded_phase, excluded_error, excluded_undefined,
         mean_ns / 1e6, p50_ns / 1e6, p75_ns / 1e6, p90_ns / 1e6, p95_ns / 1e6, p99_ns / 1e6, std_ns / 1e6
         FROM v_latency"""),

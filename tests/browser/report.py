@@ -311,6 +311,16 @@ def phone(page, _db):
     return found
 
 
+def paper(page, _db):
+    """A4 across, less its margins, has 1030 pixels."""
+    page.media(False, "print")
+    page.size(1030, 700)
+    found = page.evaluate("look.settled().then(() => look.overflow())")
+    page.size(1200, 900)
+    page.media(False)
+    return found
+
+
 def contrast(page, _db):
     found = []
     page.evaluate("document.querySelectorAll('details').forEach((d) => { d.open = true; })")
@@ -396,7 +406,8 @@ def keys_work(page, _db):
 
 CHECKS = [("no console messages, no requests", console), ("charts hold the values of the database", charts),
           ("timeline and map", drawings), ("tables and answers are the database's", tables),
-          ("nothing wider than a phone", phone), ("contrast of 4.5 in both schemes", contrast),
+          ("nothing wider than a phone", phone), ("nothing wider than paper", paper),
+          ("contrast of 4.5 in both schemes", contrast),
           ("the keyboard reaches everything", keyboard), ("keys work", keys_work)]
 
 # One page for each check to refuse: what is done to it, and the check.
@@ -420,6 +431,7 @@ MUTANTS = [
     ("another answer", tables, "document.querySelector('#answers li span').textContent += '.'"),
     ("a wide table", phone, "document.querySelector('#latency').insertAdjacentHTML('beforeend',"
      " '<table><tr><td style=\"min-width: 500px\">x</td></tr></table>')"),
+    ("a table too wide for paper", paper, "document.querySelector('#t-summary').style.width = '1100px'"),
     ("faint text", contrast, "document.querySelector('.intro').style.color = 'rgb(128, 128, 128)'"),
     ("a faint axis", contrast, "(() => { const c = Chart.getChart('c-ttft');"
      " c.config.options.scales.x.ticks.color = 'rgb(170, 170, 170)'; c.update(); })()"),
