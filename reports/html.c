@@ -1,308 +1,15 @@
 /* The HTML report: one file that needs no network.
  *
- * Everything a reader must know is in the tables, written here; the script only draws charts from the JSON block and
- * works from nothing else. All text from the database is escaped, and a content security policy that names the two
- * scripts by hash keeps anything else from running. */
+ * Everything a reader must know is in the tables, written here; the script only draws charts from the JSON block, and
+ * sorts and filters rows that are there, and works from nothing else. All text from the database is escaped, and a
+ * content security policy that names the two scripts by hash keeps anything else from running. */
 #include "reports/reports.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/hash.h"
-#include "reports/reports_int.h"
-
-enum {
-    CURVE_POINTS_MAX = 400,     /* per run and distribution, up to FULL_RUNS runs */
-    TIMELINE_MAX = 400,         /* requests per run, up to FULL_RUNS runs */
-    FULL_RUNS = 16,             /* more runs share the points of so many */
-    TIME_BINS = 120,            /* per run, for step rows and memory */
-    PROFILE_MAX = 1000,         /* points of an arm's error by offset */
-    CARDS_MAX = 8
-};
-
-typedef struct page {
-    sqlite3 *db;
-    const char *path;
-    FILE *to;
-    int run_count, audit_count;
-} page;
-
-/* Points per run that keep the page small however many runs there are. */
-static int shared(const page *p, int limit) {
-    int each = p->run_count > FULL_RUNS ? limit * FULL_RUNS / p->run_count : limit;
-    return each < 20 ? 20 : each;
-}
-
-/* --- escaping ----------------------------------------------------------------------------------------------------- */
-
-/* Controls other than line ends have no place in HTML; bytes that are not UTF-8 come as U+FFFD already. */
-static uint32_t printable(uint32_t c) {
-    return (c < 0x20 && c != '\n' && c != '\t') || (c >= 0x7F && c < 0xA0) || (c & 0xFFFE) == 0xFFFE ? 0xFFFD : c;
-}
-
-static void put_html_char(FILE *to, uint32_t c) {
-    switch (c) {
-    case '<': fputs("&lt;", to); break;
-    case '>': fputs("&gt;", to); break;
-    case '&': fputs("&amp;", to); break;
-    case '"': fputs("&quot;", to); break;
-    case '\'': fputs("&#39;", to); break;
-    default: reports_utf8_put(to, printable(c));
-    }
-}
-
-static void put_html(FILE *to, const char *s) {
-    for (uint32_t c; (c = reports_utf8_next(&s));) put_html_char(to, c);
-}
-
-/* JSON string that cannot end a script element either. */
-static void put_json_text(FILE *to, const char *s) {
-    fputc('"', to);
-    for (uint32_t c; (c = reports_utf8_next(&s));) {
-        if (c < 0x20 || strchr("<>&\"\\'", (int)(c < 0x80 ? c : 'x')) || c == 0x2028 || c == 0x2029)
-            fprintf(to, "\\u%04x", c);
-        else reports_utf8_put(to, printable(c));
-    }
-    fputc('"', to);
-}
-
-static void put_json_value(FILE *to, sqlite3_stmt *q, int column) {
-    double x;
-    switch (sqlite3_column_type(q, column)) {
-    case SQLITE_INTEGER: fprintf(to, "%lld", (long long)sqlite3_column_int64(q, column)); return;
-    case SQLITE_FLOAT:
-        x = sqlite3_column_double(q, column);
-        if (isfinite(x)) fprintf(to, "%.7g", x);
-        else fputs("null", to);
-        return;
-    case SQLITE_NULL: fputs("null", to); return;
-    default: put_json_text(to, reports_column_text(q, column));
-    }
-}
-
-/* A word of a shell command, quoted when it has to be. */
-static void put_shell_word(FILE *to, const char *word) {
-    static const char plain[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_./=:,+-";
-    if (*word && word[strspn(word, plain)] == 0) {
-        fputs(word, to);
-        return;
-    }
-    put_html_char(to, '\'');
-    for (uint32_t c; (c = reports_utf8_next(&word));) {
-        if (c == '\'') put_html(to, "'\\''");
-        else put_html_char(to, c);
-    }
-    put_html_char(to, '\'');
-}
-
-/* --- embedded files --------------------------------------------------------------------------------------------- */
-
-static void put_file(FILE *to, const char *from, const char *end) { fwrite(from, 1, (size_t)(end - from), to); }
-
-/* 'sha256-BASE64' of an inline script, as a content security policy wants it. */
-static void put_script_hash(FILE *to, const char *from, const char *end) {
-    static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    uint8_t d[33] = { 0 };      /* 32 bytes and a zero: 11 groups of 3 */
-    cedar_sha256 hash;
-    cedar_sha256_init(&hash);
-    cedar_sha256_add(&hash, from, (size_t)(end - from));
-    cedar_sha256_digest(&hash, d);
-    fputs(" &#39;sha256-", to);
-    for (int i = 0; i < 33; i += 3) {
-        uint32_t v = (uint32_t)d[i] << 16 | (uint32_t)d[i + 1] << 8 | d[i + 2];
-        for (int k = 18; k >= (i == 30 ? 6 : 0); k -= 6) fputc(digits[v >> k & 63], to);
-    }
-    fputs("=&#39;", to);
-}
-
-/* --- data for the charts ------------------------------------------------------------------------------------------ */
-
-/* Every query yields the rows of one array of arrays; ?1 is its limit. */
-static const struct {
-    const char *name;
-    int limit;
-    bool shared;                /* the limit shrinks with the number of runs */
-    const char *sql;
-} datasets[] = {
-    { "runs", 0, false, "SELECT run_id, label, replay, status FROM runs ORDER BY run_id" },
-    { "ttft", CURVE_POINTS_MAX, true,
-      "SELECT run_id, v, i * 1.0 / n FROM (SELECT run_id, ttft_ns / 1e6 AS v, "
-      "ROW_NUMBER() OVER (PARTITION BY run_id ORDER BY ttft_ns) AS i, COUNT(*) OVER (PARTITION BY run_id) AS n "
-      "FROM v_request_times WHERE ttft_ns IS NOT NULL) "
-      "WHERE n <= ?1 OR i = 1 OR i = n OR i * ?1 / n <> (i - 1) * ?1 / n ORDER BY run_id, i" },
-    { "itl", CURVE_POINTS_MAX, true,
-      "SELECT run_id, v, i * 1.0 / n FROM (SELECT run_id, itl_ns / 1e6 AS v, "
-      "ROW_NUMBER() OVER (PARTITION BY run_id ORDER BY itl_ns) AS i, COUNT(*) OVER (PARTITION BY run_id) AS n "
-      "FROM v_request_times WHERE itl_ns IS NOT NULL) "
-      "WHERE n <= ?1 OR i = 1 OR i = n OR i * ?1 / n <> (i - 1) * ?1 / n ORDER BY run_id, i" },
-    { "points", 0, false,
-      "SELECT run_id, intvty_p90, total_tok_s, output_tok_s, ttft_p90_ms, lanes FROM v_summary "
-      "ORDER BY run_id" },
-    { "timeline", TIMELINE_MAX, true,
-      "SELECT run_id, lane, stream, turn, arrival_ns / 1e9, admit_ns / 1e9, first_ns / 1e9, last_ns / 1e9, trace_id,"
-      " in_tokens, out_tokens, hit_tokens, replayed_tokens, error, phase FROM (SELECT *, "
-      "ROW_NUMBER() OVER (PARTITION BY run_id ORDER BY arrival_ns, request_id) AS i FROM requests) "
-      "WHERE i <= ?1 ORDER BY run_id, i" },
-    { "steps", TIME_BINS, false,
-      "WITH span AS (SELECT run_id, MIN(start_ns) AS t0, MAX(end_ns) - MIN(start_ns) + 1 AS ns "
-      "FROM steps GROUP BY run_id) "
-      "SELECT run_id, (start_ns - t0) * ?1 / ns AS bin, (t0 + ns * 1.0 * ((start_ns - t0) * ?1 / ns) / ?1) / 1e9,"
-      " SUM(prefill_rows - replayed_rows) * (?1 * 1e9 / ns), SUM(replayed_rows) * (?1 * 1e9 / ns),"
-      " SUM(decode_rows) * (?1 * 1e9 / ns), SUM(kept_rows) * (?1 * 1e9 / ns), MAX(kv_bytes_used),"
-      " MAX(window_bytes_stored) FROM steps JOIN span USING (run_id) GROUP BY run_id, bin ORDER BY run_id, bin" },
-    { "offset", 0, false,
-      "SELECT run_id, bin, bin_label, kl_mean, kl_p99, top1_rate, positions FROM v_quality_offset "
-      "ORDER BY run_id, bin" },
-    { "turn", 0, false,
-      "SELECT run_id, turn, kl_mean, top1_rate, positions FROM v_quality_turn ORDER BY run_id, turn" },
-    { "histogram", 0, false,
-      "SELECT run_id, bucket, label, positions, "
-      "CAST(positions AS REAL) / SUM(positions) OVER (PARTITION BY run_id) FROM v_kl_histogram "
-      "ORDER BY run_id, bucket" },
-    { "audits", 0, false, "SELECT audit_id, label, \"window\", halo_encoder, halo_decoder, model_name FROM audits "
-      "ORDER BY audit_id" },
-    { "arms", 0, false, "SELECT audit_id, arm_id, label, control FROM audit_arms ORDER BY audit_id, arm_id" },
-    { "fronts", 0, false, "SELECT audit_id, arm_id, layer, from_offset, holds FROM audit_fronts "
-      "ORDER BY audit_id, arm_id, layer" },
-    { "profile", PROFILE_MAX, false,
-      "SELECT audit_id, arm_id, MIN(\"offset\"), MAX(\"offset\"), SUM(kl_mean * positions) / SUM(positions), "
-      "MAX(kl_max), SUM(positions) FROM (SELECT *, MAX(1, (MAX(\"offset\") OVER (PARTITION BY audit_id, arm_id) + ?1) "
-      "/ ?1) AS wide FROM v_audit_profile) GROUP BY audit_id, arm_id, \"offset\" / wide "
-      "ORDER BY audit_id, arm_id, 3" },
-    { "audit_turn", 0, false, "SELECT audit_id, arm_id, turn, kl_mean, positions FROM v_audit_turn "
-      "ORDER BY audit_id, arm_id, turn" },
-    { "length", 0, false, "SELECT audit_id, arm_id, rows, kl_mean, lo, hi FROM v_audit_length "
-      "ORDER BY audit_id, rows, arm_id" },
-    { "map", 0, false, "SELECT audit_id, arm_id, layer, stretch, pos_lo, pos_hi, kv_differ, rows_new FROM v_audit_map "
-      "ORDER BY audit_id, arm_id, layer, stretch" },
-    { "saves", 0, false, "SELECT audit_id, arm_id, prompt_work, window_bytes, kv_bytes, prompt_s, kl_mean "
-      "FROM v_audit_cost ORDER BY audit_id, arm_id" },
-    { "cache", 0, false,
-      "SELECT run_id, hit_rate, hit_rate_theory, kv_bytes_peak, window_bytes_peak "
-      "FROM v_cache JOIN v_memory USING (run_id) ORDER BY run_id" }
-};
-
-static cedar_status put_dataset(const page *p, const char *sql, int limit, cedar_err *err) {
-    sqlite3_stmt *q;
-    bool row, first = true;
-    cedar_status st = reports_prepare(p->db, p->path, sql, &q, err);
-    if (!st && sqlite3_bind_parameter_count(q)) sqlite3_bind_int(q, 1, limit);
-    while (!st && !(st = reports_next(p->db, p->path, q, &row, err)) && row) {
-        fputs(first ? "\n[" : ",\n[", p->to);
-        first = false;
-        for (int i = 0; i < sqlite3_column_count(q); i++) {
-            if (i) fputc(',', p->to);
-            put_json_value(p->to, q, i);
-        }
-        fputc(']', p->to);
-    }
-    sqlite3_finalize(q);
-    return st;
-}
-
-static cedar_status put_data(const page *p, cedar_err *err) {
-    cedar_status st = CEDAR_OK;
-    fprintf(p->to, "<script type=\"application/json\" id=\"data\">{\"bins\":%d", TIME_BINS);
-    for (size_t i = 0; i < sizeof datasets / sizeof *datasets && !st; i++) {
-        fprintf(p->to, ",\n\"%s\":[", datasets[i].name);
-        int limit = datasets[i].shared ? shared(p, datasets[i].limit) : datasets[i].limit;
-        st = put_dataset(p, datasets[i].sql, limit, err);
-        fputc(']', p->to);
-    }
-    fputs("}</script>\n", p->to);
-    return st;
-}
-
-/* --- tables ------------------------------------------------------------------------------------------------------- */
-
-static void put_table_head(const page *p, const reports_table *t) {
-    fputs("<div class=\"scroll\" tabindex=\"0\" role=\"region\" aria-label=\"", p->to);
-    put_html(p->to, t->title);
-    fputs("\"><table><caption>", p->to);
-    put_html(p->to, t->title);
-    if (t->note[0]) {
-        fputs(" <small>", p->to);
-        put_html(p->to, t->note);
-        fputs("</small>", p->to);
-    }
-    fputs("</caption><thead><tr>", p->to);
-    for (int i = 0; t->columns[i].head; i++) {
-        fprintf(p->to, "<th scope=\"col\"%s>", t->columns[i].kind == REPORTS_TEXT ? "" : " class=\"n\"");
-        put_html(p->to, t->columns[i].head);
-        fputs("</th>", p->to);
-    }
-    fputs("</tr></thead><tbody>\n", p->to);
-}
-
-static void put_table_row(const page *p, const reports_table *t, sqlite3_stmt *q) {
-    char text[REPORTS_CELL_BYTES];
-    fputs("<tr>", p->to);
-    for (int i = 0; t->columns[i].head; i++) {
-        bool number = t->columns[i].kind != REPORTS_TEXT;
-        fputs(i == 0 ? "<th scope=\"row\">" : number ? "<td class=\"n\">" : "<td>", p->to);
-        if (number) reports_format(t->columns[i].kind, q, i, text);
-        put_html(p->to, number ? text : reports_column_text(q, i));
-        fputs(i == 0 ? "</th>" : "</td>", p->to);
-    }
-    fputs("</tr>\n", p->to);
-}
-
-/* A table in a fold ("fold") or open; *any tells whether it has rows. Without rows nothing is written. */
-static cedar_status put_table(const page *p, const char *id, bool fold, bool *any, cedar_err *err) {
-    const reports_table *t = reports_table_get(id);
-    sqlite3_stmt *q;
-    bool row, first = true;
-    cedar_status st = reports_prepare(p->db, p->path, t->sql, &q, err);
-    while (!st && !(st = reports_next(p->db, p->path, q, &row, err)) && row) {
-        if (first && fold) {
-            fputs("<details class=\"data\"><summary>Data: ", p->to);
-            put_html(p->to, t->title);
-            fputs("</summary>\n", p->to);
-        }
-        if (first) put_table_head(p, t);
-        first = false;
-        put_table_row(p, t, q);
-    }
-    sqlite3_finalize(q);
-    if (!first) fputs(fold ? "</tbody></table></div></details>\n" : "</tbody></table></div>\n", p->to);
-    if (any) *any = !first;
-    return st;
-}
-
-static cedar_status put_tables(const page *p, const char *const *ids, bool fold, cedar_err *err) {
-    cedar_status st = CEDAR_OK;
-    for (; *ids && !st; ids++) st = put_table(p, *ids, fold, NULL, err);
-    return st;
-}
-
-/* A chart to be drawn by the script; `about` is its text alternative. */
-static void put_chart(const page *p, const char *id, const char *title, const char *about) {
-    fprintf(p->to,
-            "<figure id=\"fig-%s\"><figcaption><b>%s</b> <span>%s</span></figcaption><div class=\"chart\">"
-            "<canvas id=\"%s\" role=\"img\" aria-label=\"%s. %s The numbers are in the tables of this section.\">"
-            "</canvas></div></figure>\n",
-            id, title, about, id, title, about);
-}
-
-static void put_section(const page *p, const char *id, const char *title, const char *intro) {
-    fprintf(p->to, "<section id=\"%s\"><h2>%s</h2>\n<p class=\"intro\">%s</p>\n", id, title, intro);
-}
-
-static cedar_status put_run_choice(const page *p, const char *id, cedar_err *err) {
-    sqlite3_stmt *q;
-    bool row;
-    cedar_status st = reports_prepare(p->db, p->path, "SELECT run_id, label FROM runs ORDER BY run_id", &q, err);
-    fprintf(p->to, "<p class=\"choice\"><label for=\"%s\">Run</label> <select id=\"%s\" class=\"run-choice\">", id, id);
-    while (!st && !(st = reports_next(p->db, p->path, q, &row, err)) && row) {
-        fprintf(p->to, "<option value=\"%s\">%s ", reports_column_text(q, 0), reports_column_text(q, 0));
-        put_html(p->to, reports_column_text(q, 1));
-        fputs("</option>", p->to);
-    }
-    fputs("</select></p>\n", p->to);
-    sqlite3_finalize(q);
-    return st;
-}
+#include "reports/html_int.h"
 
 /* --- cards -------------------------------------------------------------------------------------------------------- */
 
@@ -337,16 +44,16 @@ static void put_card(const page *p, sqlite3_stmt *q) {
     bool base = sqlite3_column_int(q, 4);
     const char *status = reports_column_text(q, 3);
     fputs("<article class=\"card\"><header><h3><i class=\"dot\" data-run=\"", p->to);
-    put_html(p->to, reports_column_text(q, 0));
+    page_text(p->to, reports_column_text(q, 0));
     fputs("\"></i>", p->to);
-    put_html(p->to, reports_column_text(q, 1));
+    page_text(p->to, reports_column_text(q, 1));
     fputs("</h3><p><span class=\"tag\">replay ", p->to);
-    put_html(p->to, reports_column_text(q, 2));
+    page_text(p->to, reports_column_text(q, 2));
     fputs("</span>", p->to);
     if (base) fputs(" <span class=\"tag base\">base</span>", p->to);
     if (strcmp(status, "finished")) {
         fputs(" <span class=\"tag warn\">", p->to);
-        put_html(p->to, status);
+        page_text(p->to, status);
         fputs("</span>", p->to);
     }
     reports_format(REPORTS_COUNT, q, 5, text);
@@ -365,6 +72,7 @@ static void put_card(const page *p, sqlite3_stmt *q) {
 }
 
 static cedar_status put_cards(const page *p, cedar_err *err) {
+    if (p->run_count > PAGE_CARDS) return CEDAR_OK;     /* the tables and charts of arms tell more then */
     char sql[2048];
     size_t at = (size_t)snprintf(sql, sizeof sql,
         "WITH s AS MATERIALIZED (SELECT * FROM v_summary), "
@@ -375,7 +83,7 @@ static cedar_status put_cards(const page *p, cedar_err *err) {
     for (int i = 0; i < MEASURES; i++)
         at += (size_t)snprintf(sql + at, sizeof sql - at, ", s.%s, CAST(s.%s AS REAL) / b.%s", measures[i].column,
                                measures[i].column, measures[i].column);
-    snprintf(sql + at, sizeof sql - at, " FROM s, b ORDER BY s.run_id LIMIT %d", CARDS_MAX);
+    snprintf(sql + at, sizeof sql - at, " FROM s, b ORDER BY s.run_id");
     sqlite3_stmt *q;
     bool row;
     cedar_status st = reports_prepare(p->db, p->path, sql, &q, err);
@@ -386,29 +94,21 @@ static cedar_status put_cards(const page *p, cedar_err *err) {
     return st;
 }
 
-/* --- sections ----------------------------------------------------------------------------------------------------- */
+static const char run_choice[] = "SELECT run_id, run_id || ' ' || label FROM runs ORDER BY run_id";
 
-static cedar_status one_text(const page *p, const char *sql, char *out, size_t bytes, cedar_err *err) {
-    sqlite3_stmt *q;
-    bool row = false;
-    cedar_status st = reports_prepare(p->db, p->path, sql, &q, err);
-    if (!st) st = reports_next(p->db, p->path, q, &row, err);
-    snprintf(out, bytes, "%s", !st && row ? reports_column_text(q, 0) : "");
-    sqlite3_finalize(q);
-    return st;
-}
+/* --- sections ----------------------------------------------------------------------------------------------------- */
 
 static void put_head(const page *p, const char *title) {
     fputs("<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n<title>", p->to);
-    put_html(p->to, title);
+    page_text(p->to, title);
     fputs(" - cedar report</title>\n<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n"
           "<meta name=\"color-scheme\" content=\"light dark\">\n"
           "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src &#39;none&#39;; "
           "style-src &#39;unsafe-inline&#39;; img-src data:; script-src", p->to);
-    put_script_hash(p->to, _binary_chart_min_js_start, _binary_chart_min_js_end);
-    put_script_hash(p->to, _binary_report_js_start, _binary_report_js_end);
+    page_script_hash(p->to, _binary_chart_min_js_start, _binary_chart_min_js_end);
+    page_script_hash(p->to, _binary_report_js_start, _binary_report_js_end);
     fputs("\">\n<style>\n", p->to);
-    put_file(p->to, _binary_report_css_start, _binary_report_css_end);
+    page_file(p->to, _binary_report_css_start, _binary_report_css_end);
     fputs("</style>\n</head>\n<body>\n<a class=\"skip\" href=\"#main\">Skip to the report</a>\n", p->to);
 }
 
@@ -419,7 +119,7 @@ static cedar_status put_masthead(const page *p, const char *title, cedar_err *er
         "<header class=\"masthead\"><div><p class=\"brand\">cedar <span>causal encoder-decoder agent replay</span></p>"
         "<h1>",
         p->to);
-    put_html(p->to, title);
+    page_text(p->to, title);
     fputs("</h1>", p->to);
     cedar_status st = reports_prepare(p->db, p->path, "SELECT finished, started_at, seed, cedar_version, "
         "substr(commit_id, 1, 12), commit_dirty, (SELECT COUNT(*) FROM runs), (SELECT COUNT(*) FROM requests), "
@@ -440,63 +140,174 @@ static cedar_status put_masthead(const page *p, const char *title, cedar_err *er
             static const char *const names[] = { "", "started", "seed", "version", "commit" };
             if (!*reports_column_text(q, i)) continue;
             fprintf(p->to, " <span>%s ", names[i]);
-            put_html(p->to, reports_column_text(q, i));
+            page_text(p->to, reports_column_text(q, i));
             fprintf(p->to, "%s</span>", i == 4 && sqlite3_column_int(q, 5) ? " with changed files" : "");
         }
         fputs("</p>", p->to);
     }
-    fputs("</div>\n<nav aria-label=\"Sections\">", p->to);
-    if (p->audit_count) fputs("<a href=\"#audit\">Audit</a> ", p->to);
-    if (p->run_count || !p->audit_count)
-        fputs("<a href=\"#overview\">Overview</a> <a href=\"#latency\">Latency</a> "
-              "<a href=\"#timeline\">Timeline</a> <a href=\"#throughput\">Throughput</a> "
-              "<a href=\"#quality\">Quality</a> <a href=\"#cache\">Cache</a> ", p->to);
-    fputs("<a href=\"#manifest\">What ran</a> <a href=\"#reproduce\">Reproduce</a></nav>"
-          "</header>\n<main id=\"main\">\n<noscript><p class=\"notice\">Charts need JavaScript; every number is in the "
-          "tables.</p></noscript>\n", p->to);
+    fputs("</div></header>\n", p->to);
     sqlite3_finalize(q);
     return st;
 }
 
-static cedar_status put_overview(const page *p, cedar_err *err) {
-    static const char *const open[] = { "summary", "population", "expectations", "errors", NULL };
-    char more[160], base[160];
-    cedar_status st =
-        one_text(p,
-                 "SELECT printf('The arms side by side; changes are against run %d %s.', run_id, label) FROM runs "
-                 "ORDER BY replay <> 'exact', run_id LIMIT 1",
-                 base, sizeof base, err);
-    if (!st) st = one_text(p, "SELECT CASE WHEN COUNT(*) > 8 THEN printf('Cards show the first 8 of %d runs, the table "
-                           "all.', COUNT(*)) ELSE '' END FROM runs", more, sizeof more, err);
-    if (st) return st;
-    fputs("<section id=\"overview\"><h2>Overview</h2>\n<p class=\"intro\">", p->to);
-    put_html(p->to, base);
-    fprintf(p->to, " %s</p>\n", more);
-    st = put_cards(p, err);
-    if (!st) {
-        put_chart(p, "c-points", "Speed against throughput", "p90 interactivity and total tokens per second, one point "
-                  "per run.");
-        st = put_tables(p, open, false, err);
+/* Questions with their answers, as v_answers has them. */
+static cedar_status put_answers(const page *p, cedar_err *err) {
+    sqlite3_stmt *q;
+    bool row;
+    char last[256] = "";
+    cedar_status st = reports_prepare(p->db, p->path, "SELECT question, answer, basis, section FROM v_answers", &q,
+        err);
+    while (!st && !(st = reports_next(p->db, p->path, q, &row, err)) && row) {
+        if (strcmp(last, reports_column_text(q, 0))) {
+            fputs(*last ? "</ul></article>\n<article><h3>" : "<div id=\"answers\"><article><h3>", p->to);
+            snprintf(last, sizeof last, "%s", reports_column_text(q, 0));
+            page_text(p->to, last);
+            fputs("</h3><ul>\n", p->to);
+        }
+        fputs("<li><span>", p->to);
+        page_text(p->to, reports_column_text(q, 1));
+        fputs("</span>", p->to);
+        if (*reports_column_text(q, 2)) {
+            fprintf(p->to, " <span class=\"tag %s\">", reports_column_text(q, 2));
+            page_text(p->to, reports_column_text(q, 2));
+            fputs("</span>", p->to);
+        }
+        fprintf(p->to, " <a href=\"#%s\">%s</a></li>\n", reports_column_text(q, 3), reports_column_text(q, 3));
     }
-    fputs("</section>\n", p->to);
+    sqlite3_finalize(q);
+    if (*last) fputs("</ul></article></div>\n", p->to);
+    return st;
+}
+
+static cedar_status put_overview(const page *p, cedar_err *err) {
+    static const char *const of_runs[] = { "summary", "population", NULL };
+    char base[200], fails[24];
+    cedar_status st = page_one_text(p, "SELECT printf('Cards put the runs side by side; changes are against run %d, "
+                                       "%s.', "
+                                    "run_id, label) FROM runs WHERE (SELECT COUNT(*) FROM runs) BETWEEN 2 AND 8 "
+                                    "ORDER BY replay <> 'exact', run_id LIMIT 1", base, sizeof base, err);
+    if (!st) st = page_one_text(p, "SELECT SUM(NOT ok) FROM expectations", fails, sizeof fails, err);
+    if (st) return st;
+    fputs("<section id=\"overview\"><h2>Questions and answers</h2>\n<p class=\"intro\">What the database says to what "
+          "is "
+          "asked first. <b>Measured</b> figures come from a clock or from computed outputs, <b>modelled</b> ones from "
+          "a "
+          "cost model. ", p->to);
+    page_text(p->to, base);
+    fputs("</p>\n", p->to);
+    st = put_answers(p, err);
+    if (!st && p->run_count) st = put_cards(p, err);
+    if (!st) st = page_tables(p, of_runs, p->run_count > PAGE_FOLD, err);
+    if (!st) st = page_table(p, "errors", false, NULL, err);
+    if (!st) st = page_table(p, "expectations", atoi(fails) == 0, NULL, err);
+    page_section_end(p);
+    return st;
+}
+
+/* Ladders one below the other: a table holds figures of one provenance only. */
+static cedar_status put_ladder(const page *p, int64_t id, const char *title, cedar_err *err) {
+    char canvas[48], name[640];
+    snprintf(canvas, sizeof canvas, "c-ladder-%lld", (long long)id);
+    fputs("<div class=\"pair\">", p->to);
+    page_chart(p, canvas, "Time to first token by rung", "Milliseconds against prompt tokens, both axes logarithmic.");
+    snprintf(canvas, sizeof canvas, "c-factors-%lld", (long long)id);
+    page_chart(p, canvas, "What each rung gives", "Times less time, times more throughput, than the rung before it; 1 "
+                          "is no "
+               "change.");
+    fputs("</div>\n", p->to);
+    cedar_status st = page_table_bound(p, "ladder", id, title, err);
+    snprintf(name, sizeof name, "What each rung changes: %s", title);
+    if (!st) st = page_table_bound(p, "ladder_rungs", id, name, err);
+    snprintf(name, sizeof name, "Every figure: %s", title);
+    fputs("<details class=\"data\"><summary>Data: every figure of this ladder</summary>\n", p->to);
+    if (!st) st = page_table_bound(p, "ladder_figures", id, name, err);
+    fputs("</details>\n", p->to);
+    return st;
+}
+
+static cedar_status put_ladders(const page *p, cedar_err *err) {
+    sqlite3_stmt *q;
+    bool row;
+    page_section(p, "ladder", "Ladder", "One optimisation at a time, each on top of those before it. What was "
+                    "measured and "
+                 "what was modelled are different ladders and never share a table.");
+    cedar_status st = reports_prepare(p->db, p->path, "SELECT ladder_id, title || ': ' || provenance || ', ' || "
+                                                      "hardware || "
+                                      "', ' || model, note FROM ladders ORDER BY ladder_id", &q, err);
+    while (!st && !(st = reports_next(p->db, p->path, q, &row, err)) && row) {
+        fputs("<h3>", p->to);
+        page_text(p->to, reports_column_text(q, 1));
+        fputs("</h3>\n<p class=\"intro\">", p->to);
+        page_text(p->to, reports_column_text(q, 2));
+        fputs("</p>\n", p->to);
+        st = put_ladder(p, sqlite3_column_int64(q, 0), reports_column_text(q, 1), err);
+    }
+    sqlite3_finalize(q);
+    page_section_end(p);
+    return st;
+}
+
+static cedar_status put_claims(const page *p, cedar_err *err) {
+    page_section(p, "claims", "Claim ledger", "Published figures against ours: conditions, interval, where ours comes "
+                    "from, "
+                 "and a verdict with its rule. What could not be tested says why.");
+    cedar_status st = page_table(p, "claims_summary", false, NULL, err);
+    char about[240];
+    snprintf(about, sizeof about, "One row per tested claim, the first %d, logarithmic axis; 1 is as published, bars "
+                                  "are our "
+             "intervals. Series over concurrency or length of prompt follow below.", PAGE_CLAIMS);
+    page_chart(p, "c-claims", "Ours over published", about);
+    page_chart(p, "c-sensitivity", "What the ratio of throughput at a speed hangs on", "Our figure with one "
+                  "assumption from "
+               "low to high, all else equal.");
+    if (!st) st = page_table(p, "sensitivity", false, NULL, err);
+    fputs("<div class=\"pair\" id=\"points\"></div>\n", p->to);
+    if (!st) st = page_table(p, "claim_points", false, NULL, err);
+    if (!st) st = page_table(p, "claims", false, NULL, err);
+    if (!st) st = page_table(p, "claim_sources", true, NULL, err);
+    page_section_end(p);
+    return st;
+}
+
+static cedar_status put_frontier(const page *p, cedar_err *err) {
+    static const char *const open[] = { "frontier_at", "floor", NULL };
+    page_section(p, "frontier", "Frontier", "Speed per user against throughput: each point is a run, each line the "
+                    "front of "
+                 "an arm, that is of runs that differ in lanes alone. What a front gives at the floor is read off "
+                 "between "
+                 "its points; nothing is extended beyond them. TTFT stands beside it, for a front knows no limit on "
+                 "it.");
+    page_chart(p, "c-frontier", "Throughput against speed", "Total tokens per second, cached input included, against "
+                  "p90 "
+               "interactivity in tokens per second and user. Filled: on the front. Hollow: beaten. The upright line "
+               "is the "
+               "speed floor, crosses are the values there.");
+    cedar_status st = page_tables(p, open, false, err);
+    if (!st) st = page_table(p, "frontier", true, NULL, err);
+    page_section_end(p);
     return st;
 }
 
 static cedar_status put_latency(const page *p, cedar_err *err) {
-    static const char *const fold[] = { "latency", "interactivity", NULL };
     char intro[320];
     snprintf(intro, sizeof intro, "Empirical distributions over kept requests: the share of requests at or below a "
-             "latency. Curves have at most %d points per run, evenly spaced in rank.", shared(p, CURVE_POINTS_MAX));
-    put_section(p, "latency", "Latency", intro);
-    fputs("<div class=\"pair\">", p->to);
-    put_chart(p, "c-ttft", "Time to first token",
+             "latency. Curves have at most %d points per run, evenly spaced in rank. One colour is one arm; dashes "
+             "tell "
+             "its runs apart.", page_shared(p, PAGE_CURVE_POINTS));
+    page_section(p, "latency", "Latency", intro);
+    fputs("<div class=\"pair three\">", p->to);
+    page_chart(p, "c-ttft", "Time to first token",
               "Share of requests at or below a TTFT, milliseconds, logarithmic axis.");
-    put_chart(p, "c-itl", "Inter-token latency",
+    page_chart(p, "c-itl", "Inter-token latency",
               "Share of requests at or below an ITL, milliseconds. ITL is (end minus "
               "first token) / (OSL - 1), one value per request.");
+    page_chart(p, "c-e2e", "Request from end to end", "Share of requests at or below a time from arrival to last "
+                  "token, "
+               "milliseconds.");
     fputs("</div>\n", p->to);
-    cedar_status st = put_tables(p, fold, true, err);
-    fputs("</section>\n", p->to);
+    cedar_status st = page_table(p, "latency", p->run_count > PAGE_FOLD, NULL, err);
+    if (!st) st = page_table(p, "interactivity", true, NULL, err);
+    page_section_end(p);
     return st;
 }
 
@@ -505,69 +316,77 @@ static cedar_status put_timeline(const page *p, cedar_err *err) {
     char intro[320];
     snprintf(intro, sizeof intro, "Each bar is a request in its lane: waiting for admission, prefill up to the first "
              "token, decode. Requests of one lane that overlap (subagents) are stacked. The first %d requests of a run "
-             "are drawn.", shared(p, TIMELINE_MAX));
-    put_section(p, "timeline", "Timeline", intro);
-    cedar_status st = put_run_choice(p, "pick-timeline", err);
+             "are drawn.", page_shared(p, PAGE_TIMELINE));
+    page_section(p, "timeline", "Timeline", intro);
+    cedar_status st = page_choice(p, "pick-timeline", "Run", run_choice, err);
     fputs(
         "<figure><figcaption class=\"keys\"><span class=\"k-wait\">waiting</span> <span class=\"k-prefill\">prefill"
         "</span> <span class=\"k-decode\">decode</span> <span class=\"k-error\">error</span></figcaption>"
         "<div id=\"timeline-plot\" class=\"plot\" tabindex=\"0\" role=\"region\" aria-label=\"Timeline of requests by "
         "lane; the sums are in the table Time per lane.\"></div></figure>\n",
         p->to);
-    if (!st) st = put_tables(p, fold, true, err);
-    fputs("</section>\n", p->to);
+    if (!st) st = page_tables(p, fold, true, err);
+    page_section_end(p);
     return st;
 }
 
-static cedar_status put_throughput(const page *p, cedar_err *err) {
-    static const char *const fold[] = { "floor", "throughput", "steps", "engines", NULL };
-    char intro[320];
+static cedar_status put_steps(const page *p, cedar_err *err) {
+    static const char *const fold[] = { "throughput", "steps", "engines", NULL };
+    char intro[512];
     snprintf(intro, sizeof intro,
-             "Token rows that the engine ran per second, by kind, in %d equal intervals of the run. "
-             "Replayed rows rebuild windows after a prefix hit; kept rows are those that ran behind the cut.",
-             TIME_BINS);
-    put_section(p, "throughput", "Throughput", intro);
-    cedar_status st = put_run_choice(p, "pick-steps", err);
-    put_chart(p, "c-steps", "Rows per second", "New prefill, replayed and decode rows, stacked; kept rows as a line.");
-    if (!st) st = put_tables(p, fold, true, err);
-    fputs("</section>\n", p->to);
+             "Token rows that the engine ran per second, by kind, in %d equal intervals of the run; then single steps "
+             "to "
+             "sort and to choose from. Replayed rows rebuild windows after a prefix hit; kept rows are those that ran "
+             "behind "
+             "the cut.", PAGE_TIME_BINS);
+    page_section(p, "steps", "Steps", intro);
+    cedar_status st = page_choice(p, "pick-steps", "Run", run_choice, err);
+    page_chart(p, "c-steps", "Rows per second", "New prefill, replayed and decode rows, stacked; kept rows as a line.");
+    if (!st) st = page_tables(p, fold, true, err);
+    page_chart(p, "c-explore", "Duration of steps", "Milliseconds against rows of the steps in the table below, which "
+                  "its "
+               "choices narrow down.");
+    if (!st) st = page_table_bound(p, "step_rows", page_step_rows(p), NULL, err);
+    page_section_end(p);
     return st;
 }
 
 static cedar_status put_quality(const page *p, cedar_err *err) {
     static const char *const fold[] = { "offset", "histogram", "turn", "depth", NULL };
     bool any;
-    put_section(p, "quality", "Quality", "Bounded replay against exact recomputation of the same tokens: divergence in "
+    page_section(p, "quality", "Quality", "Bounded replay against exact recomputation of the same tokens: divergence "
+                    "in "
                 "nats over the full vocabulary, by distance from where the approximation begins.");
-    cedar_status st = put_table(p, "quality", false, &any, err);
+    cedar_status st = page_table(p, "quality", false, &any, err);
     if (!st && any) {
         fputs("<div class=\"pair\">", p->to);
-        put_chart(p, "c-kl", "Mean KL by offset", "KL(P||Q) in nats by offset bin, logarithmic axis.");
-        put_chart(p, "c-top1", "Top-1 agreement by offset", "Share of positions with the same most likely token.");
-        put_chart(p, "c-hist", "Sizes of KL", "Share of positions per decade of KL(P||Q).");
-        put_chart(p, "c-turn", "Mean KL by turn", "Whether the error builds up over a conversation.");
+        page_chart(p, "c-kl", "Mean KL by offset", "KL(P||Q) in nats by offset bin, logarithmic axis.");
+        page_chart(p, "c-top1", "Top-1 agreement by offset", "Share of positions with the same most likely token.");
+        page_chart(p, "c-hist", "Sizes of KL", "Share of positions per decade of KL(P||Q).");
+        page_chart(p, "c-turn", "Mean KL by turn", "Whether the error builds up over a conversation.");
         fputs("</div>\n", p->to);
-        st = put_tables(p, fold, true, err);
+        st = page_tables(p, fold, true, err);
     } else if (!st) {
         fputs("<p class=\"notice\">No positions were scored in this database.</p>\n", p->to);
     }
-    fputs("</section>\n", p->to);
+    page_section_end(p);
     return st;
 }
 
 static cedar_status put_cache(const page *p, cedar_err *err) {
     static const char *const fold[] = { "cache", "misses", NULL };
-    put_section(p, "cache", "Cache", "Global KV is small and shared; stored windows are what exact prefix reuse has to "
+    page_section(p, "cache", "Cache", "Global KV is small and shared; stored windows are what exact prefix reuse has "
+                    "to "
                 "keep, and what encoder replay does without.");
     fputs("<div class=\"pair\">", p->to);
-    put_chart(p, "c-hit", "Hit rate", "Adopted prompt tokens over prompt tokens, next to what an infinite cache could "
+    page_chart(p, "c-hit", "Hit rate", "Adopted prompt tokens over prompt tokens, next to what an infinite cache could "
               "give.");
-    put_chart(p, "c-peak", "Cache memory, peak", "Global KV in use and windows stored for prefix reuse, bytes.");
+    page_chart(p, "c-peak", "Cache memory, peak", "Global KV in use and windows stored for prefix reuse, bytes.");
     fputs("</div>\n", p->to);
-    cedar_status st = put_run_choice(p, "pick-memory", err);
-    put_chart(p, "c-memory", "Cache memory over time", "Highest value in each interval.");
-    if (!st) st = put_tables(p, fold, true, err);
-    fputs("</section>\n", p->to);
+    cedar_status st = page_choice(p, "pick-memory", "Run", run_choice, err);
+    page_chart(p, "c-memory", "Cache memory over time", "Highest value in each interval.");
+    if (!st) st = page_tables(p, fold, true, err);
+    page_section_end(p);
     return st;
 }
 
@@ -579,7 +398,7 @@ static cedar_status put_manifest(const page *p, cedar_err *err) {
                                          "started",          "seed",        "finished" };
     sqlite3_stmt *q;
     bool row = false;
-    put_section(p, "manifest", "What ran", "Everything needed to know where these numbers come from.");
+    page_section(p, "manifest", "What ran", "Everything needed to know where these numbers come from.");
     cedar_status st = reports_prepare(
         p->db, p->path,
         "SELECT cedar_version, commit_id, CASE commit_dirty WHEN 1 THEN 'yes' "
@@ -592,7 +411,7 @@ static cedar_status put_manifest(const page *p, cedar_err *err) {
               "<caption>Manifest</caption><tbody>\n", p->to);
         for (int i = 0; i < (int)(sizeof names / sizeof *names); i++) {
             fprintf(p->to, "<tr><th scope=\"row\">%s</th><td>", names[i]);
-            put_html(p->to, *reports_column_text(q, i) ? reports_column_text(q, i) : "unknown");
+            page_text(p->to, *reports_column_text(q, i) ? reports_column_text(q, i) : "unknown");
             fputs("</td></tr>\n", p->to);
         }
         fputs("</tbody></table></div>\n", p->to);
@@ -601,9 +420,9 @@ static cedar_status put_manifest(const page *p, cedar_err *err) {
               p->to);
     }
     sqlite3_finalize(q);
-    if (!st) st = put_tables(p, open, false, err);
-    if (!st) st = put_tables(p, fold, true, err);
-    fputs("</section>\n", p->to);
+    if (!st) st = page_tables(p, open, false, err);
+    if (!st) st = page_tables(p, fold, true, err);
+    page_section_end(p);
     return st;
 }
 
@@ -615,7 +434,7 @@ static cedar_status put_overrides(const page *p, cedar_err *err) {
                                       "json_valid(overrides) THEN overrides ELSE '[]' END) w ORDER BY w.id", &q, err);
     while (!st && !(st = reports_next(p->db, p->path, q, &row, err)) && row) {
         fputc(' ', p->to);
-        put_shell_word(p->to, reports_column_text(q, 0));
+        page_shell_word(p->to, reports_column_text(q, 0));
     }
     sqlite3_finalize(q);
     return st;
@@ -625,7 +444,7 @@ static cedar_status put_reproduce(const page *p, cedar_err *err) {
     sqlite3_stmt *q;
     bool row = false;
     const char *name = strrchr(p->path, '/') ? strrchr(p->path, '/') + 1 : p->path;
-    put_section(p, "reproduce", "How to reproduce",
+    page_section(p, "reproduce", "How to reproduce",
                 "Run the scenario again, repeat it from its recorded step durations "
                 "(the event hashes must agree), or ask the database.");
     cedar_status st = reports_prepare(p->db, p->path, "SELECT scenario_path, scenario_text FROM manifest", &q, err);
@@ -633,23 +452,23 @@ static cedar_status put_reproduce(const page *p, cedar_err *err) {
     fputs("<pre class=\"shell\"><code>", p->to);
     if (!st && row) {
         fputs("cedar run ", p->to);
-        put_shell_word(p->to, reports_column_text(q, 0));
+        page_shell_word(p->to, reports_column_text(q, 0));
         fputs(" -o again.db", p->to);
         st = put_overrides(p, err);
         fputc('\n', p->to);
     }
     fputs("cedar replay ", p->to);
-    put_shell_word(p->to, name);
+    page_shell_word(p->to, name);
     fputs("\nsqlite3 -header -column ", p->to);
-    put_shell_word(p->to, name);
+    page_shell_word(p->to, name);
     fputs(" &quot;SELECT * FROM v_summary&quot;</code></pre>\n", p->to);
     if (!st && row) {
         fputs("<details class=\"data\"><summary>The scenario</summary><pre tabindex=\"0\"><code>", p->to);
-        put_html(p->to, reports_column_text(q, 1));
+        page_text(p->to, reports_column_text(q, 1));
         fputs("</code></pre></details>\n", p->to);
     }
     sqlite3_finalize(q);
-    fputs("</section>\n", p->to);
+    page_section_end(p);
     return st;
 }
 
@@ -663,7 +482,7 @@ static cedar_status put_sentences(const page *p, const char *sql, cedar_err *err
     while (!st && !(st = reports_next(p->db, p->path, q, &row, err)) && row) {
         fputs(any ? "<li>" : "<ul class=\"sentences\"><li>", p->to);
         any = true;
-        put_html(p->to, reports_column_text(q, 0));
+        page_text(p->to, reports_column_text(q, 0));
         fputs("</li>\n", p->to);
     }
     sqlite3_finalize(q);
@@ -707,34 +526,19 @@ static cedar_status put_verdict(const page *p, cedar_err *err) {
     return st ? st : put_sentences(p, limits, err);
 }
 
-static cedar_status put_arm_choice(const page *p, cedar_err *err) {
-    sqlite3_stmt *q;
-    bool row;
-    cedar_status st = reports_prepare(p->db, p->path, "SELECT audit_id, arm_id, label, control = '' FROM audit_arms "
-                                                      "ORDER BY control <> '', audit_id, arm_id", &q, err);
-    fputs("<p class=\"choice\"><label for=\"pick-arm\">Arm for fronts and map</label> <select id=\"pick-arm\">", p->to);
-    while (!st && !(st = reports_next(p->db, p->path, q, &row, err)) && row) {
-        fprintf(p->to, "<option value=\"%s.%s\">%s.%s ", reports_column_text(q, 0), reports_column_text(q, 1),
-                reports_column_text(q, 0), reports_column_text(q, 1));
-        put_html(p->to, reports_column_text(q, 2));
-        fputs("</option>", p->to);
-    }
-    fputs("</select></p>\n", p->to);
-    sqlite3_finalize(q);
-    return st;
-}
-
 static cedar_status put_audit(const page *p, cedar_err *err) {
     static const char *const open[] = { "audit", "audit_cost", NULL };
     static const char *const fold[] = { "audit_stats", "audit_offset", "audit_fronts", "audit_turn", "audit_depth",
                                         "audit_length", "audit_globals", "audit_layers", "audit_greedy",
                                         "audit_drafts", "audit_needles", "audit_setup", NULL };
-    put_section(p, "audit", "Audit", "Bounded replay against exact recomputation of the same tokens, side by side in "
+    page_section(p, "audit", "Audit", "Bounded replay against exact recomputation of the same tokens, side by side in "
                                      "one engine (docs/AUDIT.md).");
     cedar_status st = put_verdict(p, err);
-    if (!st) st = put_tables(p, open, false, err);
-    if (!st) st = put_arm_choice(p, err);
-    put_chart(p, "c-profile", "Error against offset", "Mean KL in nats, logarithmic axis; zero is not drawn. Offsets "
+    if (!st) st = page_tables(p, open, false, err);
+    if (!st) st = page_choice(p, "pick-arm", "Arm for fronts and map",
+                              "SELECT audit_id || '.' || arm_id, audit_id || '.' || arm_id || ' ' || label FROM "
+                              "audit_arms ORDER BY control <> '', audit_id, arm_id", err);
+    page_chart(p, "c-profile", "Error against offset", "Mean KL in nats, logarithmic axis; zero is not drawn. Offsets "
                                                       "count from the hit's end, or from the prompt's last position. "
                                                       "Lines mark where theory makes layers exact again.");
     fputs("<figure id=\"fig-map\"><figcaption><b>Contamination of new global rows</b> <span>Share of stored bytes "
@@ -742,44 +546,95 @@ static cedar_status put_audit(const page *p, cedar_err *err) {
           "longest document.</span></figcaption><div id=\"map-plot\" class=\"plot\" tabindex=\"0\" role=\"region\" "
           "aria-label=\"Contamination map; the numbers are in the table on contamination.\"></div></figure>\n"
           "<div class=\"pair\">", p->to);
-    put_chart(p, "c-audit-turn", "Error against turn", "Mean KL by turn: does it build up?");
-    put_chart(p, "c-length", "Error against replay length", "Mean KL of encoder replay by R; the lines are the "
+    page_chart(p, "c-audit-turn", "Error against turn", "Mean KL by turn: does it build up?");
+    page_chart(p, "c-length", "Error against replay length", "Mean KL of encoder replay by R; the lines are the "
                                                             "window and the halo.");
-    put_chart(p, "c-work", "Work of prompts", "Layers run on prompt rows, over all layers on all prompt tokens.");
-    put_chart(p, "c-windows", "Bytes for hits", "Windows stored over all turns, next to the global KV the turns "
+    page_chart(p, "c-work", "Work of prompts", "Layers run on prompt rows, over all layers on all prompt tokens.");
+    page_chart(p, "c-windows", "Bytes for hits", "Windows stored over all turns, next to the global KV the turns "
                                                 "added.");
     fputs("</div>\n", p->to);
-    if (!st) st = put_tables(p, fold, true, err);
-    fputs("</section>\n", p->to);
+    if (!st) st = page_tables(p, fold, true, err);
+    page_section_end(p);
+    return st;
+}
+
+/* --- the page ----------------------------------------------------------------------------------------------------- */
+
+static bool always(const page *p) { return p != NULL; }
+static bool has_runs(const page *p) { return p->run_count > 0; }
+static bool has_audits(const page *p) { return p->audit_count > 0; }
+static bool has_ladders(const page *p) { return p->ladder_count > 0; }
+static bool has_claims(const page *p) { return p->claim_count > 0; }
+
+static const struct {
+    const char *id, *name;
+    bool (*there)(const page *);
+    cedar_status (*put)(const page *, cedar_err *);
+} sections[] = {
+    { "overview", "Answers", always, put_overview },
+    { "claims", "Claims", has_claims, put_claims },
+    { "ladder", "Ladder", has_ladders, put_ladders },
+    { "frontier", "Frontier", has_runs, put_frontier },
+    { "latency", "Latency", has_runs, put_latency },
+    { "timeline", "Timeline", has_runs, put_timeline },
+    { "steps", "Steps", has_runs, put_steps },
+    { "quality", "Quality", has_runs, put_quality },
+    { "audit", "Audit", has_audits, put_audit },
+    { "cache", "Cache", has_runs, put_cache },
+    { "manifest", "What ran", always, put_manifest },
+    { "reproduce", "Reproduce", always, put_reproduce }
+};
+enum { SECTIONS = sizeof sections / sizeof *sections };
+
+static void put_navigation(const page *p) {
+    fputs("<nav aria-label=\"Sections\">", p->to);
+    for (int i = 0; i < SECTIONS; i++)
+        if (sections[i].there(p)) fprintf(p->to, "<a href=\"#%s\">%s</a> ", sections[i].id, sections[i].name);
+    fputs("<button id=\"theme\" type=\"button\" hidden>Dark</button></nav>\n<main id=\"main\">\n<noscript><p "
+          "class=\"notice\">Charts need JavaScript; every number is in the tables.</p></noscript>\n", p->to);
+}
+
+static cedar_status count_rows(page *p, cedar_err *err) {
+    const struct { const char *sql; int *to; } counts[] = {
+        { "SELECT COUNT(*) FROM runs", &p->run_count },
+        { "SELECT COUNT(*) FROM audits", &p->audit_count },
+        { "SELECT COUNT(*) FROM ladders", &p->ladder_count },
+        { "SELECT COUNT(*) FROM claims", &p->claim_count }
+    };
+    char count[24];
+    cedar_status st = CEDAR_OK;
+    for (size_t i = 0; i < sizeof counts / sizeof *counts && !st; i++) {
+        st = page_one_text(p, counts[i].sql, count, sizeof count, err);
+        *counts[i].to = atoi(count);
+    }
     return st;
 }
 
 static cedar_status put_page(page *p, cedar_err *err) {
-    static cedar_status (*const of_runs[])(const page *, cedar_err *) = { put_overview,   put_latency, put_timeline,
-                                                                          put_throughput, put_quality, put_cache };
-    char title[256], count[24];
-    cedar_status st = one_text(p, "SELECT scenario_path FROM manifest", title, sizeof title, err);
-    if (!st) st = one_text(p, "SELECT COUNT(*) FROM runs", count, sizeof count, err);
+    char title[256];
+    cedar_status st = page_one_text(p, "SELECT scenario_path FROM manifest", title, sizeof title, err);
+    if (!st) st = count_rows(p, err);
     if (st) return st;
-    p->run_count = atoi(count);
-    if ((st = one_text(p, "SELECT COUNT(*) FROM audits", count, sizeof count, err))) return st;
-    p->audit_count = atoi(count);
     if (!*title) snprintf(title, sizeof title, "Unfinished database");
     put_head(p, title);
     st = put_masthead(p, title, err);
-    if (!st && p->audit_count) st = put_audit(p, err);
-    bool runs = p->run_count || !p->audit_count;
-    for (size_t i = 0; i < sizeof of_runs / sizeof *of_runs && !st && runs; i++) st = of_runs[i](p, err);
-    if (!st) st = put_manifest(p, err);
-    if (!st) st = put_reproduce(p, err);
-    fputs("</main>\n<footer><p>Made by cedar from its database alone. Metrics are defined in "
-          "docs/METRICS.md.</p></footer>\n",
-          p->to);
-    if (!st) st = put_data(p, err);
+    put_navigation(p);
+    for (int i = 0; i < SECTIONS && !st; i++)
+        if (sections[i].there(p)) st = sections[i].put(p, err);
+    fprintf(p->to, "</main>\n<footer><p>Made by cedar from its database alone. Metrics are defined in "
+                   "docs/METRICS.md. To "
+            "keep the file small, charts show a sample where there is much: %d points of a distribution and %d "
+            "requests of "
+            "a timeline per run, %d intervals of time, %d single steps per run. Tables of metrics rest on all rows, "
+            "and "
+            "<code>cedar report FILE --csv NAME</code> gives every row.</p></footer>\n", page_shared(p,
+            PAGE_CURVE_POINTS),
+            page_shared(p, PAGE_TIMELINE), PAGE_TIME_BINS, page_step_rows(p));
+    if (!st) st = page_data(p, err);
     fputs("<script>", p->to);
-    put_file(p->to, _binary_chart_min_js_start, _binary_chart_min_js_end);
+    page_file(p->to, _binary_chart_min_js_start, _binary_chart_min_js_end);
     fputs("</script>\n<script>", p->to);
-    put_file(p->to, _binary_report_js_start, _binary_report_js_end);
+    page_file(p->to, _binary_report_js_start, _binary_report_js_end);
     fputs("</script>\n</body>\n</html>\n", p->to);
     return st ? st : reports_flush(p->to, err);
 }

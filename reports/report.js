@@ -1,16 +1,27 @@
-/* Draws the charts of the HTML report from the JSON block. Tables and cards need none of this. */
+/* Draws the charts of the HTML report from the JSON block, and sorts and filters rows of tables that are there. Nothing
+ * is computed here that a view does not say; tables and answers need none of this. */
 "use strict";
 (function () {
   const data = JSON.parse(document.getElementById("data").textContent);
   const byId = (id) => document.getElementById(id);
-  const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+  /* A colour of the style sheet as the present scheme has it. */
+  const probe = document.body.appendChild(document.createElement("span"));
+  probe.hidden = true;
+  const css = (name) => { probe.style.color = "var(" + name + ")"; return getComputedStyle(probe).color; };
+  const faint = (rgb, alpha) => rgb.replace(/^rgb\((.*)\)$/, "rgba($1, " + alpha + ")");
   const dashes = [[], [6, 3], [2, 3], [8, 3, 2, 3]];
-  const runs = data.runs.map(([id, label, replay], i) => ({ id, label, replay, i, name: id + " " + label }));
+  const runs = data.runs.map(([id, label, arm, armLabel, place], i) => (
+    { id, label, arm, armLabel, place, i, name: id + " " + label }
+  ));
+  const armNames = [];
+  for (const run of runs) armNames[run.arm] = run.armLabel;
   const runById = new Map(runs.map((run) => [run.id, run]));
   const color = (i) => css("--s" + (i % 8));
   const dash = (i) => dashes[Math.floor(i / 8) % dashes.length];
   const charts = new Map();
   const VISIBLE = 8; /* curves shown at first; the legend brings back the rest */
+  const perArmVisible = Math.max(1, Math.floor(VISIBLE / armNames.length));
+  const hidden = (run) => runs.length > VISIBLE && (run.place >= perArmVisible || run.arm >= VISIBLE);
 
   const si = (x) => {
     if (x === 0) return "0";
@@ -51,23 +62,53 @@
     }, { autoSkip: false });
   }
 
-  function draw(id, config) {
+  /* The legend is made of buttons, which a keyboard reaches too. */
+  function legend(chart, figure) {
+    const old = figure.querySelector(".legend");
+    if (old) old.remove();
+    const sets = chart.data.datasets.map((set, i) => ({ set, i })).filter(({ set }) => set.label && !set.quiet);
+    if (!sets.length) return;
+    const box = document.createElement("div");
+    box.className = "legend";
+    for (const { set, i } of sets) {
+      const item = document.createElement(sets.length > 1 ? "button" : "span");
+      const swatch = document.createElement("i");
+      swatch.style.color = set.borderColor || set.backgroundColor;
+      if (set.borderDash && set.borderDash.length) swatch.className = "dashed";
+      item.append(swatch, set.label);
+      if (sets.length > 1) {
+        item.type = "button";
+        const show = () => item.setAttribute("aria-pressed", String(chart.isDatasetVisible(i)));
+        item.addEventListener("click", () => {
+          const on = !chart.isDatasetVisible(i);
+          chart.data.datasets.forEach((other, k) => {
+            if (k === i || (set.group && other.group === set.group)) chart.setDatasetVisibility(k, on);
+          });
+          chart.update();
+          show();
+        });
+        show();
+      }
+      box.append(item);
+    }
+    figure.append(box);
+  }
+
+  function draw(id, config, height) {
     const canvas = byId(id);
     if (!canvas) return;
+    const figure = byId("fig-" + id);
     if (charts.has(id)) charts.get(id).destroy();
     const points = config.data.datasets.reduce((n, d) => n + d.data.length, 0);
-    if (!points) { byId("fig-" + id).hidden = true; return; }
-    byId("fig-" + id).hidden = false;
+    figure.hidden = !points;
+    if (!points) { charts.delete(id); return; }
+    if (height) canvas.parentNode.style.height = height + "px";
     config.options = Object.assign({
       responsive: true, maintainAspectRatio: false, animation: false, interaction: { mode: "nearest", intersect: false }
     }, config.options);
-    config.options.plugins = Object.assign({
-      legend: {
-        position: "bottom",
-        labels: { color: css("--ink"), usePointStyle: true, boxWidth: 8, boxHeight: 8, padding: 12 }
-      }
-    }, config.options.plugins);
+    config.options.plugins = Object.assign({ legend: { display: false } }, config.options.plugins);
     charts.set(id, new Chart(canvas, config));
+    legend(charts.get(id), figure);
   }
 
   /* Rows [run, x, y, ...] as one list of points per run. */
@@ -77,9 +118,88 @@
     return runs.map((run, i) => ({ run, points: lists[i] })).filter((s) => s.points.length);
   }
   const line = (s, more) => Object.assign({
-    label: s.run.name, data: s.points, borderColor: color(s.run.i), backgroundColor: color(s.run.i),
-    borderDash: dash(s.run.i), borderWidth: 2, pointRadius: 0, pointHitRadius: 8, hidden: s.run.i >= VISIBLE
+    label: s.run.name, data: s.points, borderColor: color(s.run.arm), backgroundColor: color(s.run.arm),
+    borderDash: dashes[s.run.place % dashes.length], borderWidth: 2, pointRadius: 0, pointHitRadius: 8,
+    hidden: hidden(s.run)
   }, more);
+
+  /* Explorers: rows of a table to sort by a heading and to choose by the values of some columns. */
+  const number = (cell) => (cell.dataset.v === undefined ? null : Number(cell.dataset.v));
+  function compare(a, b, column) {
+    const x = number(a.cells[column]), y = number(b.cells[column]);
+    if (x === null && y === null) return a.cells[column].textContent.localeCompare(b.cells[column].textContent);
+    if (x === null || y === null) return x === null ? 1 : -1;
+    return x - y;
+  }
+  function explorer(table, changed) {
+    const body = table.tBodies[0], rows = [...body.rows], heads = [...table.tHead.rows[0].cells];
+    const bar = document.createElement("div"), count = document.createElement("output"), chosen = new Map();
+    bar.className = "filters choice";
+    const show = () => {
+      let n = 0;
+      for (const row of rows) {
+        row.hidden = [...chosen].some(([column, value]) => row.cells[column].textContent !== value);
+        n += !row.hidden;
+      }
+      count.textContent = n + " of " + rows.length + " rows";
+      if (changed) changed(rows.filter((row) => !row.hidden));
+    };
+    heads.forEach((head, column) => {
+      const sort = document.createElement("button");
+      sort.type = "button";
+      sort.textContent = head.textContent;
+      sort.addEventListener("click", () => {
+        const down = head.getAttribute("aria-sort") === "ascending";
+        for (const other of heads) other.removeAttribute("aria-sort");
+        head.setAttribute("aria-sort", down ? "descending" : "ascending");
+        rows.sort((a, b) => (down ? compare(b, a, column) : compare(a, b, column)));
+        body.append(...rows);
+      });
+      head.textContent = "";
+      head.append(sort);
+      if (head.dataset.filter === undefined) return;
+      const values = [...new Set(rows.map((row) => row.cells[column].textContent))];
+      if (values.length < 2) return;
+      const label = document.createElement("label"), select = document.createElement("select");
+      select.append(new Option("all", ""), ...values.map((value) => new Option(value === "" ? "none" : value, "=" +
+        value)));
+      select.addEventListener("change", () => {
+        if (select.value) chosen.set(column, select.value.slice(1)); else chosen.delete(column);
+        show();
+      });
+      label.append(sort.textContent + " ", select);
+      bar.append(label);
+    });
+    count.setAttribute("aria-live", "polite");
+    bar.append(count);
+    table.closest(".scroll").before(bar);
+    show();
+  }
+
+  const kinds = [["prefill", "--prefill"], ["mixed", "--s3"], ["decode", "--decode"]];
+  let shownSteps = [];
+  function stepScatter() {
+    const cell = (row, column) => Number(row.cells[column].dataset.v);
+    draw("c-explore", {
+      type: "scatter",
+      data: { datasets: kinds.map(([kind, shade]) => ({
+        label: kind, borderColor: css(shade), backgroundColor: faint(css(shade), 0.55), pointRadius: 3.5,
+        data: shownSteps.filter((row) => row.cells[2].textContent === kind && cell(row, 5) > 0).map((row) => (
+          { x: cell(row, 6), y: cell(row, 5), step: cell(row, 1), run: row.cells[0].textContent,
+            graph: row.cells[3].textContent }))
+      })) },
+      options: {
+        scales: {
+          x: axis("token rows of the step", { type: "logarithmic", ticks: logTicks(si) }),
+          y: axis("duration, ms", { type: "logarithmic", ticks: logTicks(si) })
+        },
+        plugins: { tooltip: { callbacks: { label: (c) => [
+          c.raw.run + ", step " + c.raw.step + (c.raw.graph ? ", graph " + c.raw.graph : ""),
+          si(c.raw.x) + " rows, " + si(c.raw.y) + " ms"
+        ] } } }
+      }
+    });
+  }
 
   function curve(id, rows, title) {
     const series = perRun(rows, ([, x, y]) => ({ x, y }));
@@ -101,23 +221,41 @@
     });
   }
 
-  function points() {
-    const known = data.points.filter((r) => r[1] !== null && r[2] !== null);
-    const series = perRun(known, (r) => ({ x: r[1], y: r[2], ttft: r[4], lanes: r[5] }));
-    draw("c-points", {
+  function frontier() {
+    const rows = data.frontier, sets = [];
+    const point = (r) => ({ x: r[2], y: r[3], run: r[1], ttft: r[4], lanes: r[5], how: r[7] });
+    for (const arm of [...new Set(rows.map((r) => r[0]))]) {
+      const mine = rows.filter((r) => r[0] === arm), shade = color(arm);
+      const at = data.frontier_at.filter((r) => r[0] === arm && r[2] !== null);
+      const style = { borderColor: shade, backgroundColor: shade, pointRadius: 5, pointHoverRadius: 7, group: "arm " +
+        arm };
+      sets.push(Object.assign({ label: armNames[arm], data: mine.filter((r) => r[6]).map(point), showLine: true,
+        borderWidth: 2, borderDash: dash(arm) }, style));
+      sets.push(Object.assign({ label: armNames[arm] + ", beaten", quiet: true, data: mine.filter((r) =>
+        !r[6]).map(point) },
+        style, { backgroundColor: css("--panel"), borderWidth: 1.5 }));
+      sets.push(Object.assign({ label: armNames[arm] + " at the floor", quiet: true, data: at.map((r) => (
+        { x: r[1], y: r[2], ttft: r[4] })) }, style, { pointStyle: "crossRot", pointRadius: 7, borderWidth: 2 }));
+    }
+    const floors = [...new Set(data.frontier_at.map((r) => r[1]))].sort((a, b) => a - b);
+    draw("c-frontier", {
       type: "scatter",
-      data: { datasets: series.map((s) => line(s, { pointRadius: 6, pointHoverRadius: 8, hidden: false })) },
+      data: { datasets: sets },
       options: {
+        layout: { padding: { top: 6 } },
         scales: {
-          x: axis("p90 interactivity, tok/s/user", { ticks: ticks(si), grace: "10%" }),
+          x: axis("p90 interactivity, tok/s/user", { ticks: ticks(si), grace: "5%", suggestedMax: Math.max(0,
+            ...floors) }),
           y: axis("total tok/s, cached input included", { ticks: ticks(si), grace: "10%", beginAtZero: true })
         },
         plugins: { tooltip: { callbacks: { label: (c) => [
-          c.dataset.label, si(c.raw.x) + " tok/s/user, " + si(c.raw.y) + " tok/s",
-          c.raw.lanes + " lanes, TTFT p90 " + si(c.raw.ttft) + " ms"
+          c.raw.run ? runById.get(c.raw.run).name + " (" + c.raw.how + ")" : c.dataset.label,
+          si(c.raw.x) + " tok/s/user, " + si(c.raw.y) + " total tok/s",
+          (c.raw.lanes ? c.raw.lanes + " lanes, " : "") + "TTFT p90 " + si(c.raw.ttft) + " ms"
         ] } } }
-      }
-    });
+      },
+      plugins: [marks(floors.map((x) => ({ x, text: "floor " + si(x) })))]
+    }, 380);
   }
 
   function byBin(id, type, rows, pick, title, y, format) {
@@ -168,7 +306,7 @@
         },
         plugins: { tooltip: { callbacks: { label: (c) => c.dataset.label + ": " + format(c.parsed.x) } } }
       }
-    });
+    }, Math.max(240, 90 + 26 * labels.length));
     pair("c-hit", [bar("measured", 1, css("--s0")), bar("infinite cache", 2, css("--wait"))], "hit rate", percent);
     pair("c-peak", [bar("global KV in use", 3, css("--s1")), bar("stored windows", 4, css("--s2"))],
       "bytes, peak", bytes, byteStep(data.cache.flatMap((r) => [r[3], r[4]])));
@@ -204,7 +342,8 @@
     });
   }
   const area = (label, values, fill, more) => Object.assign({
-    label, data: values, borderColor: fill, backgroundColor: fill + "b0", fill: "-1", borderWidth: 1, pointRadius: 0,
+    label, data: values, borderColor: fill, backgroundColor: faint(fill, 0.7), fill: "-1", borderWidth: 1,
+      pointRadius: 0,
     pointHitRadius: 6
   }, more);
   function steps(run) {
@@ -406,7 +545,7 @@
           display: false } }) },
         plugins: { tooltip: { callbacks: { label: (c) => c.dataset.label + ": " + format(c.parsed.x) } } }
       }
-    });
+    }, Math.max(240, 90 + 24 * names.length));
     const bar = (label, at, fill) => ({
       label, data: saves.map((r) => r[at]), backgroundColor: fill, borderRadius: 4, maxBarThickness: 20
     });
@@ -451,27 +590,225 @@
     auditCharts(arm.audit);
   }
 
+  /* --- ladders and claims --- */
+  const lineOf = (label, shade, points, more) => Object.assign({
+    label, data: points, borderColor: shade, backgroundColor: shade, borderWidth: 2, pointRadius: 3, showLine: true
+  }, more);
+  function ladder(id) {
+    const rows = data.figures.filter((r) => r[0] === id), names = new Map(rows.map((r) => [r[1], r[1] + " " + r[2]]));
+    const rungs = [...names.keys()].sort((a, b) => a - b);
+    draw("c-ladder-" + id, {
+      type: "scatter",
+      data: { datasets: rungs.map((rung, i) => lineOf(names.get(rung), color(i), rows.filter((r) => r[1] === rung &&
+        r[3] === "ttft").map((r) => ({ x: r[4], y: r[5], lo: r[6], hi: r[7] })), { borderDash: dash(i) })) },
+      options: {
+        scales: {
+          x: axis("prompt, tokens", { type: "logarithmic", ticks: logTicks(si) }),
+          y: axis("TTFT, ms", { type: "logarithmic", ticks: logTicks(si) })
+        },
+        plugins: { tooltip: { callbacks: { label: (c) => c.dataset.label + ": " + si(c.raw.y) + " ms" +
+          (c.raw.lo === null ? "" : " (" + si(c.raw.lo) + " to " + si(c.raw.hi) + ")") + " at " + si(c.raw.x) } } }
+      }
+    }, 340);
+    const longest = Math.max(...rows.filter((r) => r[3] === "ttft").map((r) => r[4]));
+    const bars = [["throughput at the floor", "tok_s_gpu_at_floor", 0, "--s0"], ["ITL", "itl", 0, "--s1"],
+      ["TTFT at " + si(longest) + " tokens", "ttft", longest, "--s2"]];
+    const later = rungs.slice(1);
+    const of = (rung, metric, context) => rows.find((r) => r[1] === rung && r[3] === metric && r[4] === context);
+    draw("c-factors-" + id, {
+      type: "bar",
+      data: {
+        labels: later.map((rung) => names.get(rung)),
+        datasets: bars.map(([label, metric, context, shade]) => ({
+          label, backgroundColor: css(shade), borderRadius: 3, maxBarThickness: 14,
+          data: later.map((rung) => { const r = of(rung, metric, context); return r ? r[9] : null; })
+        })).filter((set) => set.data.some((x) => x !== null))
+      },
+      options: {
+        indexAxis: "y", interaction: { mode: "index", intersect: false, axis: "y" },
+        scales: {
+          x: axis("times better than the rung before", { beginAtZero: true, ticks: ticks((v) => si(v) + "x") }),
+          y: axis("", { title: { display: false } })
+        },
+        plugins: { tooltip: { callbacks: { label: (c) => c.dataset.label + ": " + si(c.parsed.x) + "x" } } }
+      },
+      plugins: [marks([{ x: 1, text: "" }])]
+    }, Math.max(340, 80 + 52 * later.length));
+  }
+
+  /* Intervals as bars behind the points. */
+  const intervals = (rows) => ({
+    id: "intervals",
+    beforeDatasetsDraw({ ctx, scales: { x, y } }) {
+      ctx.save();
+      ctx.strokeStyle = css("--soft");
+      ctx.lineWidth = 2;
+      rows.forEach((r, i) => {
+        if (r[4] === null) return;
+        ctx.beginPath();
+        ctx.moveTo(x.getPixelForValue(r[4]), y.getPixelForValue(i));
+        ctx.lineTo(x.getPixelForValue(r[5]), y.getPixelForValue(i));
+        ctx.stroke();
+      });
+      ctx.restore();
+    }
+  });
+  function claims() {
+    const rows = data.claims, narrow = document.body.clientWidth < 640;
+    const name = (r) => (r[0] + " " + r[1] + (narrow || !r[2] ? "" : ", " + r[2])).replace(narrow ? /^(.{21}).+/ : /^(.{55}).+/, "$1\u2026");
+    const verdicts = [["reproduced", "--good", "circle"], ["undecided", "--warn", "triangle"],
+      ["not reproduced", "--bad", "rect"]];
+    draw("c-claims", {
+      type: "scatter",
+      data: { datasets: verdicts.map(([verdict, shade, pointStyle]) => ({
+        label: verdict, borderColor: css(shade), backgroundColor: css(shade), pointRadius: 5, pointStyle,
+        data: rows.map((r, i) => ({ x: r[3], y: i, claim: r[0] })).filter((p) => rows[p.y][7] === verdict)
+      })).filter((set) => set.data.length) },
+      options: {
+        scales: {
+          x: axis("ours over published", { type: "logarithmic", ticks: logTicks(si), suggestedMin: 0.5, suggestedMax:
+            2 }),
+          y: axis("", { title: { display: false }, type: "linear", reverse: true, min: -1, max: rows.length,
+            ticks: ticks((v) => (Number.isInteger(v) && rows[v] ? name(rows[v]) : ""), { stepSize: 1, autoSkip: false
+              }) })
+        },
+        plugins: { tooltip: { callbacks: { label: (c) => {
+          const r = rows[c.raw.y];
+          return ["claim " + r[0] + ": " + r[1], r[2], "published " + si(r[8]) + " " + r[10] + ", ours " + si(r[9]) +
+            " (" + r[6] + "), " + r[7]];
+        } } } }
+      },
+      plugins: [intervals(rows), marks([{ x: 1, text: "as published" }])]
+    }, 90 + 20 * rows.length);
+  }
+
+  function sensitivity() {
+    const rows = data.sensitivity;
+    draw("c-sensitivity", {
+      type: "bar",
+      data: {
+        labels: rows.map((r) => r[0]),
+        datasets: [{
+          label: "ours, from low to high setting", data: rows.map((r) => [r[3], r[4]]), backgroundColor: css("--s1"),
+          borderRadius: 3, maxBarThickness: 18
+        }]
+      },
+      options: {
+        indexAxis: "y",
+        scales: {
+          x: axis(rows.length ? "ours, " + rows[0][7] : "", { ticks: ticks(si), suggestedMin: 0, suggestedMax:
+            rows.length ?
+            rows[0][5] * 1.1 : 1 }),
+          y: axis("", { title: { display: false } })
+        },
+        plugins: { tooltip: { callbacks: { label: (c) => {
+          const r = rows[c.dataIndex];
+          return [si(r[1]) + ": " + si(r[3]), si(r[2]) + ": " + si(r[4])];
+        } } } }
+      },
+      plugins: [marks(rows.length ? [{ x: rows[0][6], text: "ours" }, { x: rows[0][5], text: "published" }] : [])]
+    }, 120 + 30 * rows.length);
+  }
+
+  /* One figure per source, hardware and metric whose claims differ in concurrency alone. */
+  function claimPoints() {
+    const place = byId("points"), groups = new Map();
+    for (const r of data.claim_points) {
+      const key = r[2] + ", " + r[4] + ": " + r[3] + ", " + r[1] + ", " + r[0];
+      if (!groups.has(key)) groups.set(key, []);
+      groups.get(key).push(r);
+    }
+    [...groups].forEach(([key, rows], i) => {
+      const id = "c-points-" + i, [, , metric, , unit, along] = rows[0];
+      if (!byId(id)) {
+        const figure = document.createElement("figure"), box = document.createElement("div");
+        const caption = document.createElement("figcaption"), canvas = document.createElement("canvas");
+        figure.id = "fig-" + id;
+        canvas.id = id;
+        box.className = "chart";
+        caption.append(Object.assign(document.createElement("b"), { textContent: key }));
+        canvas.setAttribute("role", "img");
+        canvas.setAttribute("aria-label", key +
+          ", published and ours by concurrency; the numbers are in the table below.");
+        box.append(canvas);
+        figure.append(caption, box);
+        place.append(figure);
+      }
+      const tested = rows.filter((r) => r[8] !== null);
+      draw(id, {
+        type: "scatter",
+        data: { datasets: [
+          lineOf("published", css("--soft"), rows.map((r) => ({ x: r[6], y: r[7] })), { borderDash: [6, 3] }),
+          lineOf("ours, " + tested[0][11], css("--s0"), tested.map((r) => ({ x: r[6], y: r[8], lo: r[9], hi: r[10] })))
+        ] },
+        options: {
+          scales: {
+            x: axis(along, { type: "logarithmic", ticks: logTicks(si) }),
+            y: axis(metric + ", " + unit, { beginAtZero: true, ticks: ticks(si) })
+          },
+          plugins: { tooltip: { callbacks: { label: (c) => c.dataset.label + ": " + si(c.raw.y) + (c.raw.lo ===
+            undefined ||
+            c.raw.lo === null ? "" : " (" + si(c.raw.lo) + " to " + si(c.raw.hi) + ")") + " at " + c.raw.x } } }
+        }
+      });
+    });
+  }
+
   const choices = { "pick-timeline": timeline, "pick-steps": steps, "pick-memory": memory };
   function drawAll() {
     Chart.defaults.font.family = getComputedStyle(document.body).fontFamily;
     Chart.defaults.font.size = 12;
     for (const dot of document.querySelectorAll(".dot")) {
       const run = runById.get(Number(dot.dataset.run));
-      if (run) dot.style.background = color(run.i);
+      if (run) dot.style.background = color(run.arm);
     }
     curve("c-ttft", data.ttft, "TTFT, ms");
     curve("c-itl", data.itl, "ITL, ms");
-    points();
+    curve("c-e2e", data.e2e, "time from arrival to last token, ms");
+    frontier();
     quality();
     cache();
     pickArm();
+    stepScatter();
+    for (const [id] of data.ladders) ladder(id);
+    claims();
+    sensitivity();
+    claimPoints();
     for (const id in choices) if (byId(id) && byId(id).value) choices[id](Number(byId(id).value));
   }
+
+  /* --- light and dark: the system's, until the button says otherwise --- */
+  const root = document.documentElement, system = window.matchMedia("(prefers-color-scheme: dark)");
+  const store = { /* pages opened from a file may have no storage */
+    get() { try { return localStorage.getItem("cedar-theme"); } catch (e) { return null; } },
+    set(theme) { try { localStorage.setItem("cedar-theme", theme); } catch (e) { /* it lasts as long as the page */ } }
+  };
+  const isDark = () => (root.dataset.theme ? root.dataset.theme === "dark" : system.matches);
+  const button = byId("theme");
+  function scheme(theme) {
+    if (theme) root.dataset.theme = theme; else delete root.dataset.theme;
+    button.textContent = isDark() ? "Light" : "Dark";
+    button.setAttribute("aria-label", "Switch to " + (isDark() ? "light" : "dark") + " colours");
+    drawAll();
+  }
+  button.hidden = false;
+  button.addEventListener("click", () => {
+    const theme = isDark() ? "light" : "dark";
+    store.set(theme);
+    scheme(theme);
+  });
+  system.addEventListener("change", () => scheme(root.dataset.theme));
+
   for (const id in choices) {
     if (byId(id)) byId(id).addEventListener("change", (e) => choices[id](Number(e.target.value)));
   }
   if (byId("pick-arm")) byId("pick-arm").addEventListener("change", pickArm);
-  if (window.matchMedia) window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll);
-  window.addEventListener("beforeprint", () => charts.forEach((c) => c.resize()));
-  drawAll();
+  for (const table of document.querySelectorAll("table.explore")) {
+    explorer(table, table.id === "t-step_rows" ? (rows) => { shownSteps = rows; stepScatter(); } : null);
+  }
+  let before = "";
+  window.addEventListener("beforeprint", () => { before = root.dataset.theme || ""; scheme("light"); });
+  window.addEventListener("afterprint", () => scheme(before));
+  const stored = store.get();
+  scheme(stored === "dark" || stored === "light" ? stored : "");
 })();

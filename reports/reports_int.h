@@ -122,6 +122,8 @@ void reports_real_text(double x, char out[32]);
 
 typedef enum reports_kind {
     REPORTS_TEXT,
+    REPORTS_CHOICE,     /* text; the page lets one sort the table, and choose rows by this column */
+    REPORTS_LINK,       /* text; an address of the web */
     REPORTS_COUNT,      /* 1,234,567 */
     REPORTS_NUMBER,     /* four significant digits, no exponent */
     REPORTS_SHARE,      /* 0..1 as a percentage; never shown as 100% unless it is */
@@ -150,11 +152,16 @@ typedef struct reports_table {
 /* tables_audit.c: the tables about audits [*count]. */
 const reports_table *reports_audit_tables(size_t *count);
 
+/* tables_claims.c: those about fronts, single steps, ladders and claims. */
+const reports_table *reports_claim_tables(size_t *count);
+
 /* The table called id; a programmer error when there is none. */
 const reports_table *reports_table_get(const char *id);
 int reports_table_width(const reports_table *t);
 
-/* A numeric column of the current row as text, "-" in typographic form for NULL. REPORTS_TEXT is not for this. */
+bool reports_is_text(reports_kind kind);
+
+/* A numeric column of the current row as text, "-" in typographic form for NULL. Not for text. */
 void reports_format(reports_kind kind, sqlite3_stmt *q, int column, char out[REPORTS_CELL_BYTES]);
 void reports_format_real(reports_kind kind, double x, char out[REPORTS_CELL_BYTES]);
 

@@ -295,7 +295,7 @@ static const reports_table tables[] = {
     { "expectations",
       "Expectations",
       "Checks made by the scenario.",
-      "SELECT CASE ok WHEN 1 THEN 'holds' ELSE 'FAILS' END, what, detail FROM expectations ORDER BY expect_id",
+      "SELECT CASE ok WHEN 1 THEN 'holds' ELSE 'FAILS' END, what, detail FROM expectations ORDER BY ok, expect_id",
       { { "result", REPORTS_TEXT }, { "what", REPORTS_TEXT }, { "detail", REPORTS_TEXT } } },
     { "errors",
       "Requests in error",
@@ -339,21 +339,30 @@ static const reports_table tables[] = {
       { { "run", REPORTS_TEXT }, { "option", REPORTS_TEXT }, { "value", REPORTS_TEXT } } }
 };
 
-const reports_table *reports_table_get(const char *id) {
-    size_t n = sizeof tables / sizeof *tables;
+static const reports_table *find_table(const reports_table *list, size_t n, const char *id) {
     for (size_t i = 0; i < n; i++)
-        if (strcmp(tables[i].id, id) == 0) return &tables[i];
-    const reports_table *audits = reports_audit_tables(&n);
-    size_t i = 0;
-    while (i < n && strcmp(audits[i].id, id)) i++;
-    CEDAR_ASSERT(i < n);
-    return &audits[i];
+        if (!strcmp(list[i].id, id)) return &list[i];
+    return NULL;
+}
+
+const reports_table *reports_table_get(const char *id) {
+    size_t audits, claims;
+    const reports_table *of_audits = reports_audit_tables(&audits), *of_claims = reports_claim_tables(&claims);
+    const reports_table *t = find_table(tables, sizeof tables / sizeof *tables, id);
+    if (!t) t = find_table(of_audits, audits, id);
+    if (!t) t = find_table(of_claims, claims, id);
+    CEDAR_ASSERT(t != NULL);
+    return t;
 }
 
 int reports_table_width(const reports_table *t) {
     int n = 0;
     while (t->columns[n].head) n++;
     return n;
+}
+
+bool reports_is_text(reports_kind kind) {
+    return kind == REPORTS_TEXT || kind == REPORTS_CHOICE || kind == REPORTS_LINK;
 }
 
 /* --- numbers ------------------------------------------------------------------------------------------------------ */
@@ -399,7 +408,7 @@ static void format_bytes(double x, char out[REPORTS_CELL_BYTES]) {
 void reports_format_real(reports_kind kind, double x, char out[REPORTS_CELL_BYTES]) {
     char plain[REPORTS_CELL_BYTES];
     switch (kind) {
-    case REPORTS_TEXT: case REPORTS_COUNT:
+    case REPORTS_TEXT: case REPORTS_CHOICE: case REPORTS_LINK: case REPORTS_COUNT:
         snprintf(plain, sizeof plain, "%.0f", x);
         group_digits(plain, out);
         return;

@@ -175,7 +175,7 @@ static cedar_status read_grid(const text_report *r, const char *id, grid *g, ced
     while (!st && !(st = reports_next(r->db, r->path, q, &row, err)) && row && !(st = add_row(g, &capacity, err))) {
         for (int i = 0; i < g->columns; i++) {
             const char *value = text;
-            if (g->table->columns[i].kind == REPORTS_TEXT) value = reports_column_text(q, i);
+            if (reports_is_text(g->table->columns[i].kind)) value = reports_column_text(q, i);
             else reports_format(g->table->columns[i].kind, q, i, text);
             fill_cell(at(g, g->rows - 1, i), value);
         }
@@ -209,7 +209,7 @@ static void put_upright(const text_report *r, const grid *g) {
     for (int i = 0; i < g->rows; i++) {
         if (i == 0) style(r, "4");
         for (int c = 0; c < shown; c++) {
-            bool right = g->table->columns[c].kind != REPORTS_TEXT;
+            bool right = !reports_is_text(g->table->columns[c].kind);
             put_cell(r, at(g, i, c), c + 1 < shown || right ? widths[c] : 0, right);
             if (c + 1 < shown) put_spaces(r->to, GAP);
         }
@@ -349,6 +349,24 @@ static cedar_status put_attention(const text_report *r, cedar_err *err) {
     return st;
 }
 
+/* Questions with their answers, as v_answers has them. */
+static cedar_status put_answers(const text_report *r, cedar_err *err) {
+    sqlite3_stmt *q;
+    bool row;
+    char last[256] = "";
+    cedar_status st = reports_prepare(r->db, r->path, "SELECT question, answer, basis FROM v_answers", &q, err);
+    while (!st && !(st = reports_next(r->db, r->path, q, &row, err)) && row) {
+        const char *basis = reports_column_text(q, 2);
+        if (strcmp(last, reports_column_text(q, 0))) {
+            snprintf(last, sizeof last, "%s", reports_column_text(q, 0));
+            put_title(r, last);
+        }
+        put_wrapped_format(r, "- %s%s%s%s", reports_column_text(q, 1), *basis ? " [" : "", basis, *basis ? "]" : "");
+    }
+    sqlite3_finalize(q);
+    return st;
+}
+
 /* What audits found; nothing when there are none. */
 static cedar_status put_audits(const text_report *r, cedar_err *err) {
     static const char *const upright[] = { "audit_length", "audit_turn", "audit_needles", "audit_greedy" };
@@ -363,7 +381,13 @@ cedar_status cedar_report_text(const char *path, FILE *to, int width, bool color
     text_report r = { .path = path, .to = to, .width = width < WIDTH_MIN ? WIDTH_MIN : width, .color = color };
     cedar_status st = reports_open_evaluated(path, &r.db, err);
     if (st) return st;
-    st = put_table(&r, "summary", true, true, err);
+    st = put_answers(&r, err);
+    if (!st) st = put_table(&r, "summary", true, true, err);
+    if (!st) st = put_table(&r, "claims_summary", false, true, err);
+    if (!st) st = put_table(&r, "claims_tested", false, true, err);
+    if (!st) st = put_table(&r, "sensitivity", true, true, err);
+    if (!st) st = put_table(&r, "ladder_text", false, true, err);
+    if (!st) st = put_table(&r, "frontier_at", false, true, err);
     if (!st) st = put_table(&r, "floor", false, true, err);
     if (!st) st = put_table(&r, "engines", false, true, err);
     if (!st) st = put_manifest(&r, err);

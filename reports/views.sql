@@ -341,6 +341,89 @@ FROM runs u LEFT JOIN v_floor g USING (run_id) JOIN v_population p USING (run_id
      JOIN v_cache c USING (run_id) JOIN v_memory m USING (run_id) JOIN v_quality q USING (run_id)
 ORDER BY u.run_id;
 
+-- --- arms and their fronts ------------------------------------------------------------------------------------------
+
+CREATE VIEW v_arms AS                       -- per run: its arm; runs of one arm differ in lanes, seed and label alone
+WITH options AS (                           -- without the label, which comes first; views may not use JSON functions
+    SELECT run_id, label, lanes, seed, clock, replay,
+           admission || model_hash || trace_hash || backend || REPLACE(REPLACE(SUBSTR(config_json, INSTR(config_json,
+           '"rules":')), '"lanes":' || lanes || ',', ''), '"seed":' || seed || ',', '') AS all_of_arm
+    FROM runs),
+named AS (
+    SELECT *,                               -- without what an exact run of the same engine has otherwise
+           REPLACE(REPLACE(REPLACE(all_of_arm, '"replay":"' || replay || '",', ''), '"window_cache_bytes":' ||
+           CAST(SUBSTR(all_of_arm, INSTR(all_of_arm, '"window_cache_bytes":') + 21) AS INTEGER), ''), '"kv_pages":' ||
+           CAST(SUBSTR(all_of_arm, INSTR(all_of_arm, '"kv_pages":') + 11) AS INTEGER), '') AS but_replay,
+           TRIM(REPLACE(REPLACE(            -- the label without what tells the runs of the arm apart
+               CASE WHEN label LIKE '% ' || lanes THEN SUBSTR(label, 1, LENGTH(label) - LENGTH(lanes) - 1)
+                    WHEN label LIKE '% c' || lanes THEN SUBSTR(label, 1, LENGTH(label) - LENGTH(lanes) - 2)
+                    ELSE label END, 'lanes=' || lanes, ''), 'seed=' || seed, ''), ' :') AS short
+    FROM options),
+arms AS (
+    SELECT all_of_arm, MIN(run_id) AS first_run, COUNT(*) AS runs FROM named GROUP BY all_of_arm),
+titled AS (
+    SELECT a.all_of_arm, a.runs, DENSE_RANK() OVER (ORDER BY a.first_run) AS arm,
+           CASE WHEN a.runs = 1 THEN n.label WHEN n.short = '' THEN n.replay ELSE n.short END AS name
+    FROM arms a JOIN named n ON n.run_id = a.first_run)
+SELECT n.run_id, t.arm, CASE COUNT(*) OVER (PARTITION BY t.name) WHEN t.runs THEN t.name
+                             ELSE t.name || ' (arm ' || t.arm || ')' END AS arm_label, t.runs, n.replay, n.clock,
+       -- the first run that is like it in all but replay and the memory that goes with it, and exact; NULL: none
+       (SELECT MIN(x.run_id) FROM named x WHERE n.replay NOT IN ('exact', '') AND x.replay = 'exact'
+        AND x.lanes = n.lanes AND x.seed = n.seed AND x.but_replay = n.but_replay) AS exact_run
+FROM named n JOIN titled t USING (all_of_arm) ORDER BY n.run_id;
+
+CREATE VIEW v_frontier AS                   -- per run with a speed: its point, and whether its arm's front has it
+WITH points AS MATERIALIZED (
+    SELECT a.arm, a.arm_label, a.clock, u.run_id, u.label, u.lanes, i.p90_intvty AS intvty_p90, h.total_tok_s,
+           l.p50_ns / 1e6 AS ttft_p50_ms, l.p90_ns / 1e6 AS ttft_p90_ms,
+           NULLIF(u.floor_milli_tok_s_user, 0) / 1000.0 AS floor_tok_s_user
+    FROM runs u JOIN v_arms a USING (run_id) JOIN v_interactivity i ON i.run_id = u.run_id AND i.metric = 'itl'
+         JOIN v_throughput h ON h.run_id = u.run_id JOIN v_latency l ON l.run_id = u.run_id AND l.metric = 'ttft'
+    WHERE i.p90_intvty > 0 AND h.total_tok_s IS NOT NULL)
+SELECT p.*, NOT EXISTS (                    -- none of the arm is as fast and gives as much; of equals the first stays
+           SELECT 1 FROM points b WHERE b.arm = p.arm AND b.intvty_p90 >= p.intvty_p90
+           AND b.total_tok_s >= p.total_tok_s AND (b.intvty_p90 > p.intvty_p90 OR b.total_tok_s > p.total_tok_s
+           OR b.run_id < p.run_id)) AS on_front
+FROM points p ORDER BY p.arm, p.intvty_p90, p.run_id;
+
+CREATE VIEW v_frontier_at AS                -- per arm with a speed floor: what its front gives there
+WITH knots AS (
+    SELECT arm, metric, i, n, x, v, x - LAG(x) OVER w AS h0, LEAD(x) OVER w - x AS h1,
+           (v - LAG(v) OVER w) / (x - LAG(x) OVER w) AS s0, (LEAD(v) OVER w - v) / (LEAD(x) OVER w - x) AS s1
+    FROM (SELECT f.arm, m.metric, f.intvty_p90 AS x,
+                 CASE m.metric WHEN 'tok' THEN f.total_tok_s ELSE f.ttft_p90_ms END AS v,
+                 ROW_NUMBER() OVER (PARTITION BY f.arm, m.metric ORDER BY f.intvty_p90) AS i,
+                 COUNT(*) OVER (PARTITION BY f.arm, m.metric) AS n
+          FROM v_frontier f CROSS JOIN (SELECT 'tok' AS metric UNION ALL SELECT 'ttft') m WHERE f.on_front)
+    WINDOW w AS (PARTITION BY arm, metric ORDER BY x)),
+inner_slopes AS (                           -- Steffen's, of knots with two neighbours
+    SELECT *, (SIGN(s0) + SIGN(s1)) * MIN(ABS(s0), ABS(s1), ABS((s0 * h1 + s1 * h0) / (h0 + h1)) / 2) AS m FROM knots),
+slopes AS (
+    SELECT *, CASE WHEN n = 1 THEN 0.0 WHEN n = 2 THEN COALESCE(s0, s1)
+                   WHEN i = 1 THEN (3 * s1 - LEAD(m) OVER w) / 2 WHEN i = n THEN (3 * s0 - LAG(m) OVER w) / 2
+                   ELSE m END AS slope
+    FROM inner_slopes WINDOW w AS (PARTITION BY arm, metric ORDER BY x)),
+pieces AS (                                 -- from each knot to the next one
+    SELECT arm, metric, i, n, x, v, slope, LEAD(x) OVER w AS x1, LEAD(v) OVER w AS v1, LEAD(slope) OVER w AS slope1
+    FROM slopes WINDOW w AS (PARTITION BY arm, metric ORDER BY x)),
+floors AS (
+    SELECT arm, arm_label, clock, COUNT(*) AS points, SUM(on_front) AS knots, MAX(floor_tok_s_user) AS at,
+           MIN(intvty_p90) FILTER (WHERE on_front) AS x_min, MAX(intvty_p90) FILTER (WHERE on_front) AS x_max
+    FROM v_frontier GROUP BY arm HAVING at IS NOT NULL),
+found AS (
+    SELECT p.arm, p.metric, p.v + COALESCE((p.v1 - p.v) * t, 0) AS linear,
+           CASE WHEN t = 0 THEN p.v ELSE (1 + 2 * t) * (1 - t) * (1 - t) * p.v + (p.x1 - p.x) * t * (1 - t) * (1 - t)
+                  * p.slope
+                + t * t * (3 - 2 * t) * p.v1 + (p.x1 - p.x) * t * t * (t - 1) * p.slope1 END AS steffen
+    FROM (SELECT pieces.*, COALESCE((f.at - x) / (x1 - x), 0) AS t FROM pieces JOIN floors f USING (arm)
+          WHERE x <= f.at AND (x1 > f.at OR (i = n AND x = f.at))) p)
+SELECT f.arm, f.arm_label, f.clock, f.points, f.knots, f.x_min, f.x_max, f.at AS floor_tok_s_user,
+       MAX(0, MAX(g.steffen) FILTER (WHERE g.metric = 'tok')) AS total_tok_s,
+       MAX(0, MAX(g.linear) FILTER (WHERE g.metric = 'tok')) AS total_tok_s_linear,
+       MAX(g.steffen) FILTER (WHERE g.metric = 'ttft') AS ttft_p90_ms,
+       MAX(g.linear) FILTER (WHERE g.metric = 'ttft') AS ttft_p90_ms_linear
+FROM floors f LEFT JOIN found g USING (arm) GROUP BY f.arm ORDER BY f.arm;
+
 -- --- audits ---------------------------------------------------------------------------------------------------------
 
 CREATE VIEW v_audit AS                      -- per arm: all scored positions
@@ -550,3 +633,136 @@ CREATE VIEW v_claim_sensitivity AS          -- per claim and assumption: our fig
 SELECT s.claim_id, c.metric, c.condition, c.published, c.unit, c.ours, s.assumption, s.setting_lo, s.setting_hi,
        s.ours_lo, s.ours_hi, s.ours_hi / NULLIF(s.ours_lo, 0) AS swing
 FROM claim_sensitivity s JOIN claims c USING (claim_id) ORDER BY s.claim_id, s.assumption;
+
+-- --- answers --------------------------------------------------------------------------------------------------------
+
+CREATE VIEW v_claim_points AS               -- claims that differ in concurrency, or in length of prompt, alone
+WITH parts AS (                             -- the number in the condition, and the words in front of it
+    SELECT *, CASE WHEN condition LIKE '%concurrency=%' THEN 'concurrency=' ELSE 'prompt ' END AS word FROM v_claims
+    WHERE condition LIKE '%concurrency=%' OR condition GLOB '*prompt [0-9]*K*'),
+numbers AS (
+    SELECT *, CAST(SUBSTR(condition, INSTR(condition, word) + LENGTH(word)) AS INTEGER) AS x FROM parts),
+series AS (
+    SELECT *, REPLACE(condition, word || x || CASE word WHEN 'prompt ' THEN 'K' ELSE '' END,
+                      CASE word WHEN 'prompt ' THEN 'prompt' ELSE 'concurrency' END) AS series
+    FROM numbers)
+SELECT claim_id, source, hardware, metric, series, unit,
+       CASE word WHEN 'prompt ' THEN 'prompt, k tokens' ELSE 'concurrency' END AS axis, x, published, ours, lo, hi,
+              ratio,
+       provenance, verdict, COUNT(ours) OVER (PARTITION BY source, hardware, metric, series) AS tested
+FROM series ORDER BY source, hardware, metric, series, x, claim_id;
+
+CREATE VIEW v_answers AS                    -- what a reader asks first, answered in sentences from the other views
+WITH pairs AS (                             -- each approximate run beside the exact one that is like it but for replay
+    SELECT s.*, x.label AS exact_label, x.ttft_p90_ms AS exact_ttft, x.total_tok_s AS exact_tok,
+           CASE WHEN x.window_bytes_peak + s.window_bytes_peak = 0 THEN ''
+                ELSE printf(', stored windows %,d KiB instead of %,d', s.window_bytes_peak / 1024,
+                            x.window_bytes_peak / 1024) END AS windows,
+           ROW_NUMBER() OVER (PARTITION BY a.arm ORDER BY s.lanes DESC, s.run_id) AS place
+    FROM v_arms a JOIN v_summary s USING (run_id) JOIN v_summary x ON x.run_id = a.exact_run),
+valid AS (
+    SELECT COUNT(*) AS runs, SUM(valid) AS valid, SUM(rules LIKE 'agentx%') AS ruled,
+           SUM(rules LIKE 'agentx%' AND submission_valid AND gate_ok) AS kept FROM v_validity),
+expected AS (SELECT COUNT(*) AS n, SUM(NOT ok) AS fails FROM expectations),
+steps_up AS (                               -- per ladder, its rungs by what they give in its main figure
+    SELECT f.*, ROW_NUMBER() OVER (PARTITION BY f.ladder_id ORDER BY f.factor DESC, f.rung) AS place,
+           FIRST_VALUE(f.factor_first) OVER (PARTITION BY f.ladder_id ORDER BY f.rung DESC) AS whole
+    FROM v_ladder_figures f JOIN (          -- throughput at the floor, else TTFT of the longest context, else ITL
+        SELECT ladder_id, metric, context_tokens, ROW_NUMBER() OVER (PARTITION BY ladder_id ORDER BY
+               metric = 'tok_s_gpu_at_floor' DESC, metric = 'ttft' DESC, metric = 'itl' DESC,
+               context_tokens DESC, metric) AS choice FROM ladder_figures GROUP BY ladder_id, metric, context_tokens) m
+        ON m.choice = 1 AND m.ladder_id = f.ladder_id AND m.metric = f.metric
+        AND m.context_tokens = f.context_tokens
+    WHERE f.factor IS NOT NULL),
+gives AS (
+    SELECT ladder_id, whole, CASE metric WHEN 'tok_s_gpu_at_floor' THEN 'throughput at the speed floor'
+           WHEN 'ttft' THEN printf('TTFT at %,d tokens', context_tokens) ELSE metric END AS what,
+           GROUP_CONCAT(printf('%s %.2fx', name, factor), ', ') AS parts
+    FROM (SELECT * FROM steps_up WHERE place <= 3 AND factor > 1 ORDER BY ladder_id, place) GROUP BY ladder_id),
+headline AS (                               -- the claim of throughput at a speed, and the rest of its source
+    SELECT claim_id, source FROM claims WHERE metric = 'throughput_ratio_at_interactivity' ORDER BY claim_id LIMIT 1),
+said(rank, item, question, answer, basis, section) AS (
+    SELECT 10, 0, printf('Is the published %gx plausible?', published),
+           CASE WHEN ours IS NULL THEN printf('Not tested here: %s', why)
+                WHEN lo IS NULL THEN printf('Ours is %.2fx: %s; %s', ours, verdict, why)
+                ELSE printf('Ours is %.2fx (%.2f to %.2f): %s; %s', ours, lo, hi, verdict, why) END,
+           provenance, 'claims'
+    FROM v_claims JOIN headline USING (claim_id)
+    UNION ALL SELECT 10, ROW_NUMBER() OVER (ORDER BY ABS(LN(MAX(1e-9, ABS(swing)))) DESC, assumption),
+           printf('Is the published %gx plausible?', published),
+           printf('%s from %g to %g: from %.2fx to %.2fx.', assumption, setting_lo, setting_hi, ours_lo, ours_hi),
+           'sensitivity', 'claims'
+    FROM v_claim_sensitivity JOIN headline USING (claim_id)
+    UNION ALL SELECT 20, ladder_id, 'What gives most of it?',
+           printf('%s: %.2fx in %s over the first rung; most from %s.', l.title, whole, what, parts),
+           l.provenance, 'ladder'
+    FROM gives JOIN ladders l USING (ladder_id)
+    UNION ALL SELECT 30, run_id, 'What does bounded replay save?',
+           printf('%s against %s, lanes %d: TTFT p90 %,.1f ms instead of %,.1f (%+.1f %%), total %,.1f tok/s '
+                  || 'instead of %,.1f (%+.1f %%)%s.', label, exact_label, lanes, ttft_p90_ms, exact_ttft, 100 * (ttft_p90_ms / exact_ttft - 1), total_tok_s, exact_tok,
+                  100 * (total_tok_s / exact_tok - 1), COALESCE(windows, '')),
+           CASE clock WHEN 'modelled' THEN clock ELSE 'measured' END, 'latency'
+    FROM pairs WHERE place = 1 AND ttft_p90_ms IS NOT NULL AND exact_ttft IS NOT NULL
+    UNION ALL SELECT 40, 1000 * ladder_id + rung, 'What does it cost in quality?',
+           printf('%s, "%s": mean KL %.2e nats from exact recomputation, %s.', l.title, name, value, f.note),
+           'measured', 'ladder'
+    FROM v_ladder_figures f JOIN ladders l USING (ladder_id)
+    WHERE metric = 'kl_mean' AND rung = (SELECT MAX(rung) FROM ladder_figures m WHERE m.ladder_id = f.ladder_id
+                                         AND m.metric = 'kl_mean')
+    UNION ALL SELECT 40, 1000000 + run_id, 'What does it cost in quality?',
+           printf('%s: mean KL %.2e nats from exact recomputation, the same most likely token at %.2f %% of %,d '
+                  || 'positions.', label, kl_mean, 100 * top1_rate, quality_positions), 'measured', 'quality'
+    FROM pairs WHERE place = 1 AND quality_positions > 0
+    UNION ALL SELECT 40, 2000000 + 1000 * audit_id + arm_id, 'What does it cost in quality?',
+           printf('%s: mean KL %.2e nats (%.2e to %.2e), the same most likely token at %.2f %% of %,d positions of %d '
+                  || 'documents: %s.', label, kl_mean, kl_lo, kl_hi, 100 * top1_rate, positions, docs, verdict),
+           'measured', 'audit'
+    FROM v_audit WHERE control = '' AND kl_mean IS NOT NULL
+    UNION ALL SELECT 50, c.claim_id, 'What of the other claims of that source?',
+           printf('%s%s: published %g %s, %s.', metric, CASE condition WHEN '' THEN '' ELSE ', ' || condition END,
+                  published, unit,
+                  CASE WHEN ours IS NULL THEN 'not tested: ' || RTRIM(why, '.')
+                  ELSE printf('ours %.4g, %s', ours, verdict) END),
+           provenance, 'claims'
+    FROM v_claims c JOIN headline h ON h.source = c.source AND h.claim_id <> c.claim_id
+    UNION ALL SELECT 60, arm, printf('How much throughput is left at %g tok/s/user?', floor_tok_s_user),
+           CASE WHEN total_tok_s IS NOT NULL
+                THEN printf('%s: %,d total tok/s, cached input included (%,d on straight lines); TTFT p90 %,d ms.',
+                            arm_label, CAST(ROUND(total_tok_s) AS INTEGER), CAST(ROUND(total_tok_s_linear) AS INTEGER),
+                            CAST(ROUND(ttft_p90_ms) AS INTEGER))
+                WHEN points = 1 THEN printf('%s: one point, at %.1f tok/s/user; the floor is %s.', arm_label, x_max,
+                                            CASE WHEN x_max >= floor_tok_s_user THEN 'kept' ELSE 'missed' END)
+                ELSE printf('%s: no value; its front spans %.1f to %.1f tok/s/user and is not extended.', arm_label,
+                            x_min, x_max) END, CASE clock WHEN 'modelled' THEN clock ELSE 'measured' END, 'frontier'
+    FROM v_frontier_at
+    UNION ALL SELECT 70, 0, 'May these numbers be quoted?',
+           printf('%d of %d runs are valid: finished, something completed, errors at most a tenth of it.%s', valid, runs,
+                  CASE WHEN ruled > 0 THEN printf(' %d of %d kept the AgentX rules.', kept, ruled) ELSE '' END),
+           '', 'overview'
+    FROM valid WHERE runs > 0
+    UNION ALL SELECT 70, 1, 'May these numbers be quoted?',
+           printf('%d of %d controls of audits that must be exactly 0 are.', SUM(kl_mean = 0), COUNT(*)), '', 'audit'
+    FROM v_audit WHERE control IN ('C0', 'C1', 'C2') HAVING COUNT(*) > 0
+    UNION ALL SELECT 70, 2, 'May these numbers be quoted?',
+           CASE WHEN fails = 0 THEN printf('All %d expectations of the scenario hold.', n)
+                ELSE printf('%d of %d expectations of the scenario FAIL.', fails, n) END, '', 'overview'
+    FROM expected WHERE n > 0
+    UNION ALL SELECT 70, 3, 'May these numbers be quoted?',
+           'Modelled times are prices of a cost model, for which nothing was computed: they move with its assumptions.',
+           'modelled', 'manifest'
+    WHERE EXISTS (SELECT 1 FROM runs WHERE clock = 'modelled')
+    UNION ALL SELECT 70, 4, 'May these numbers be quoted?',
+           'The weights are seeded, not trained: counts, zeros and the method carry over to a trained model, sizes of '
+           || 'errors do not.', '', 'manifest'
+    WHERE EXISTS (SELECT 1 FROM runs WHERE clock <> 'modelled' AND model_origin LIKE 'synthetic%')
+          OR EXISTS (SELECT 1 FROM audits WHERE model_origin LIKE 'synthetic%')
+    UNION ALL SELECT 80, MIN(run_id), 'What ran?',
+           printf('%d %s of %s (%s), backend %s, %s, %s, up to %d lanes.', COUNT(*),
+                  CASE COUNT(*) WHEN 1 THEN 'run' ELSE 'runs' END, model_name, model_origin, backend, arith,
+                  CASE clock WHEN 'modelled' THEN 'modelled time' ELSE clock || ' time' END, MAX(lanes)), '', 'manifest'
+    FROM runs GROUP BY model_name, model_origin, backend, arith, clock
+    UNION ALL SELECT 80, 1000000 + audit_id, 'What ran?',
+           printf('An audit of %s (%s), %s on %s: %d documents with %d turns in all, %s.', model_name, model_origin,
+                  arith, backend, docs, turns, documents), '', 'manifest'
+    FROM audits)
+SELECT rank, question, answer, basis, section FROM said ORDER BY rank, item;

@@ -364,6 +364,62 @@ START_TEST(test_engines) {
 }
 END_TEST
 
+/* A run of one request with a speed of x tok/s/user and y total tok/s: times so long that whole nanoseconds and tokens
+ * come close enough. */
+static void write_point(const cedar_observer *o, int64_t id, const char *replay, double x, double y) {
+    char label[32], config[200];
+    snprintf(label, sizeof label, "%s %lld", replay, (long long)id);
+    snprintf(config, sizeof config, "{\"label\":\"%s\",\"rules\":\"plain\",\"lanes\":%lld,\"seed\":42,\"replay\":\"%s\","
+             "\"window_cache_bytes\":%d}", label, (long long)id, replay, strcmp(replay, "exact") ? 0 : 2000);
+    cedar_run_row run = run_row(id, label, replay);
+    run.config_json = config, run.lanes = (uint32_t)id, run.floor_milli_tok_s_user = 150000, run.floor_percentile = 90;
+    OK(o->run_begin(o->self, &run, &err));
+    double out = round(20000 * x), last = 1 + (out - 1) / x;
+    cedar_request_row r = request_row(id, 1, 0, 1, last, (uint32_t)round(y * last - out), (uint32_t)out);
+    OK(o->request(o->self, &r, &err));
+    cedar_run_end_row end = run_end_row(id);
+    OK(o->run_end(o->self, &end, &err));
+}
+
+/* The measured points of two layouts in tests/test_score.c as one arm; the front and its values at 150 are known. The
+ * last run is an arm of its own, whose exact counterpart has as many lanes. */
+START_TEST(test_fronts) {
+    static const double points[][2] = {
+        { 287.23, 10133.87 }, { 255.57, 10743.47 }, { 166.86, 27095.30 }, { 104.87, 46969.42 }, { 57.33, 83359.20 },
+        { 24.83, 103358.43 }, { 284.58, 5691.77 }, { 221.80, 14553.90 }, { 141.46, 26473.64 }, { 82.72, 47932.15 },
+        { 40.45, 67353.94 }
+    };
+    const cedar_observer *o;
+    cedar_store *s = open_store(&o);
+    for (int i = 0; i < 11; i++) write_point(o, i + 1, "exact", points[i][0], points[i][1]);
+    cedar_run_row run = run_row(12, "both 3", "both");
+    run.config_json = "{\"label\":\"both 3\",\"rules\":\"plain\",\"lanes\":3,\"seed\":42,\"replay\":\"both\","
+                      "\"window_cache_bytes\":0}";
+    run.lanes = 3;
+    OK(o->run_begin(o->self, &run, &err));
+    OK(cedar_store_close(s, true, &err));
+    sqlite3 *db = open_plain();
+    check_text(db, "SELECT group_concat(run_id) FROM (SELECT run_id FROM v_frontier WHERE on_front ORDER BY intvty_p90)",
+               "6,5,10,4,3,8,2,1");
+    check_text(db, "SELECT arm || arm_label || runs FROM v_arms WHERE run_id = 5", "1exact11");
+    check_text(db, "SELECT arm || arm_label || runs || exact_run FROM v_arms WHERE run_id = 12", "2both 313");
+    WANT(db, "v_frontier_at", { "points", 11 }, { "knots", 8 }, { "floor_tok_s_user", 150 }, { "COUNT(*)", 1 });
+    const double known[] = { 32843.35169266598, 32500.65026939829, 1000, 1000 };
+    const char *const columns[] = { "total_tok_s", "total_tok_s_linear", "ttft_p90_ms", "ttft_p90_ms_linear" };
+    for (int i = 0; i < 4; i++) {
+        char sql[80];
+        snprintf(sql, sizeof sql, "SELECT %s FROM v_frontier_at", columns[i]);
+        ck_assert_double_eq_tol(number(db, sql), known[i], 1e-7 * known[i]);
+    }
+    /* A floor beyond the front has no value. */
+    ck_assert_int_eq(sqlite3_exec(db, "UPDATE runs SET floor_milli_tok_s_user = 287300", NULL, NULL, NULL), SQLITE_OK);
+    WANT(db, "v_frontier_at", { "total_tok_s", NONE }, { "ttft_p90_ms", NONE });
+    check_text(db, "SELECT answer FROM v_answers WHERE rank = 60", "exact: no value; its front spans 24.8 to 287.2 "
+               "tok/s/user and is not extended.");
+    sqlite3_close(db);
+}
+END_TEST
+
 START_TEST(test_cache_and_steps) {
     write_example();
     sqlite3 *db = open_plain();
@@ -913,8 +969,8 @@ START_TEST(test_csv) {
     ck_assert_ptr_nonnull(strstr(err.msg, "audit_stats"));
     ck_assert_int_eq(cedar_report_csv(db_path, "v_claim", stdout, &err), CEDAR_E_ARG);
     ck_assert_ptr_nonnull(strstr(err.msg, "known are v_ladder, v_ladder_figures, v_claims, v_claims_summary, "
-                                          "v_claim_sensitivity, ladders, ladder_rungs, ladder_figures, claims, "
-                                          "claim_sensitivity"));
+                                          "v_claim_sensitivity, v_claim_points, ladders, ladder_rungs, "
+                                          "ladder_figures, claims, claim_sensitivity"));
     FILE *full = fopen("/dev/full", "w");
     ck_assert_int_eq(cedar_report_csv(db_path, "runs", full, &err), CEDAR_E_IO);
     fclose(full);
@@ -1353,6 +1409,7 @@ static Suite *reports_suite(void) {
     tcase_add_test(metrics, test_throughput);
     tcase_add_test(metrics, test_cache_and_steps);
     tcase_add_test(metrics, test_engines);
+    tcase_add_test(metrics, test_fronts);
     tcase_add_test(metrics, test_quality);
     tcase_add_test(metrics, test_offset_bins);
     tcase_add_test(metrics, test_odd_requests);

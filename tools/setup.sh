@@ -1,7 +1,7 @@
 #!/bin/sh
 # Installs what is missing on Debian and Ubuntu, saying what and why; elsewhere it says what to install.
 #
-# usage: setup.sh [--say] [build] [test] [e2e] [fuzz] [ci]
+# usage: setup.sh [--say] [build] [test] [e2e] [report] [fuzz] [ci]
 #   build ... ci     which needs to look at
 #   --say            install nothing: print the line to run and fail
 # CEDAR_NO_INSTALL=1 does the same as --say. Exit status 0: everything is there.
@@ -12,8 +12,8 @@ needs=
 for word in "$@"; do
     case $word in
     --say) say=1 ;;
-    build | test | e2e | fuzz | ci) needs="$needs $word" ;;
-    *) echo "setup.sh: $word is none of --say, build, test, e2e, fuzz, ci" >&2; exit 1 ;;
+    build | test | e2e | report | fuzz | ci) needs="$needs $word" ;;
+    *) echo "setup.sh: $word is none of --say, build, test, e2e, report, fuzz, ci" >&2; exit 1 ;;
     esac
 done
 
@@ -60,6 +60,10 @@ look() {
     esac
     case "$needs " in *" e2e "*)
         want sqlite3 "the end-to-end tests look into databases" has_program sqlite3 ;;
+    esac
+    case "$needs " in *" report "*)
+        want python3 "runs the test of the HTML report" has_program python3
+        want chromium "opens reports as a reader does" has_program "${CHROMIUM:-chromium}" ;;
     esac
     case "$needs " in *" fuzz "*)
         want clang "the second compiler, and fuzzing" has_program clang
