@@ -587,8 +587,8 @@ def initial(name, shape, c, g):
     return gain * x / math.sqrt(shape[-1])
 
 
-def load_golden(shape, tensors):
-    """{name: values} of a checkpoint whose tensors are given decoded under official names, experts stacked."""
+def stack_experts(shape, tensors):
+    """Tensors under official names (without ".weight") -> those of the model, routed experts stacked."""
     out = {}
     for name, _, size in shape.tensors():
         stem, part = name.rsplit(".", 1) if ".ffn.experts." in name else (name, None)
