@@ -2,10 +2,10 @@
 
     check.py MODEL [--cedar ./cedar] [--tokens 1024] [--corpus CORPUS.xz] [--arith wide]
 
-Both run on the CPU. In `wide` (float64, only the model's own quantisers round) every row must agree to 1e-6 of the
-largest logit: anything else is a difference of the two programs. `f32` and `bf16` show how far the arithmetic of training
-and serving carries: decisions near a border fall differently, so a row counts as agreeing when the KL divergence of its
-next token is below 0.02 nats in f32 and 0.1 in bf16, and 99 % of them (bf16: 90 %) must. Exit code 1 when they do not.
+Both run on the CPU. In `wide` (float64, only the model's own quantisers round) every logit must agree to 1e-6 of the
+largest: anything else is a difference of the two programs. In `f32` and `bf16`, decisions near a border fall differently,
+so the mean KL divergence of the training code from the engine in `wide` is compared with the noise that the engine itself
+has in the same arithmetic, and may be twice that. Exit code 1 when something differs.
 """
 import argparse
 import os
@@ -20,7 +20,7 @@ import data
 import export
 import model as architecture
 
-LIMITS = {"f32": (.02, .99), "bf16": (.1, .9)}
+TIMES_NOISE = 2
 
 
 def engine_logits(cedar, directory, ids, arith, vocab):
@@ -60,15 +60,14 @@ def divergence(p, q):
     return (np.exp(p) * (p - q)).sum(1)
 
 
-def compare(cedar, directory, ids, arith, mode):
-    """Prints one line; whether the two agree."""
-    vocab = architecture.Shape(os.path.join(directory, "config.json")).vocab_size
-    a, b = engine_logits(cedar, directory, ids, arith, vocab), training_logits(directory, ids, mode)
-    far, kl = np.abs(a - b).max() / np.abs(a).max(), divergence(a, b)
-    same = (a.argmax(1) == b.argmax(1)).mean()
-    good = far <= 1e-6 if arith == "wide" else (kl < LIMITS[mode][0]).mean() >= LIMITS[mode][1]
-    print(f"{arith} engine, {mode} training: {len(ids)} rows, farthest logit {far:.1e} of the largest, KL mean "
-          f"{kl.mean():.1e} worst {kl.max():.1e}, same most likely token {100 * same:.2f} %: "
+def compare(cedar, directory, ids, arith, exact):
+    """Prints one line; whether the two agree. exact: the engine's logits in wide."""
+    a, b = exact, training_logits(directory, ids, arith)
+    far, kl, same = np.abs(a - b).max() / np.abs(a).max(), divergence(a, b).mean(), (a.argmax(1) == b.argmax(1)).mean()
+    noise = divergence(a, engine_logits(cedar, directory, ids, arith, a.shape[1])).mean()
+    good = far <= 1e-6 if arith == "wide" else kl <= TIMES_NOISE * noise
+    print(f"training in {arith} against the engine in wide: {len(ids)} rows, farthest logit {far:.1e} of the largest, mean KL "
+          f"{kl:.1e} (the engine's own in {arith}: {noise:.1e}), same most likely token {100 * same:.2f} %: "
           f"{'agree' if good else 'DIFFER'}", flush=True)
     return good
 
@@ -87,8 +86,8 @@ def main():
     ids = rng.integers(0, vocab, a.tokens).astype(np.int32)
     if a.corpus:
         ids = data.tokens(data.text_parts(rng, data.Corpus(a.corpus).held, a.tokens))[0][:a.tokens]
-    pairs = {"wide": ("wide", "wide"), "f32": ("f32", "f32"), "bf16": ("f32", "bf16")}
-    sys.exit(0 if all([compare(a.cedar, a.model, ids, *pairs[k]) for k in a.arith]) else 1)
+    exact = engine_logits(a.cedar, a.model, ids, "wide", vocab)
+    sys.exit(0 if all([compare(a.cedar, a.model, ids, k, exact) for k in a.arith]) else 1)
 
 
 if __name__ == "__main__":

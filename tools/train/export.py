@@ -127,6 +127,11 @@ def read_safetensors(path):
             for name, t in header.items() if name != "__metadata__"}
 
 
+def powers(scales):
+    """UE8M0 bytes -> float64 powers of two."""
+    return (torch.from_numpy(scales).int() << 23).view(torch.float32).double()
+
+
 def decoded(directory):
     """Float64 values of a checkpoint directory, {name without ".weight": tensor}."""
     raw = {}
@@ -139,15 +144,14 @@ def decoded(directory):
             continue
         t = torch.from_numpy(a)
         if dtype == "F8_E4M3":
-            scale = torch.ldexp(torch.ones(1, dtype=torch.float64), torch.from_numpy(raw[stem + ".scale"][1]).int() - 127)
+            scale = powers(raw[stem + ".scale"][1])
             rows = 1 if name.endswith("engram.embed.weight") else 32
             scale = scale.repeat_interleave(rows, 0).repeat_interleave(32, 1)[:t.shape[0], :t.shape[1]]
             t = t.view(torch.float8_e4m3fn).float().double() * scale
         elif dtype == "I8":
-            scale = torch.ldexp(torch.ones(1, dtype=torch.float64), torch.from_numpy(raw[stem + ".scale"][1]).int() - 127)
             codes = torch.stack((t & 15, t >> 4), -1).flatten(-2).long()
             table = torch.tensor(quant.E2M1 + tuple(-v for v in quant.E2M1), dtype=torch.float64)
-            t = table[codes] * scale.repeat_interleave(32, 1)
+            t = table[codes] * powers(raw[stem + ".scale"][1]).repeat_interleave(32, 1)
         elif dtype == "BF16":
             t = t.view(torch.bfloat16).double()
         out[stem] = t.double()

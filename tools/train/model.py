@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 import quant
+import sinkhorn
 
 QUANTISER = {"fp8": quant.tiles, "fp4": quant.fp4q32, "rows": quant.fp8q32, "bf16": quant.bf16}
 SCORE_ELEMENTS = 1 << 28            # index scores made at a time when picking
@@ -109,35 +110,32 @@ def next_n(iterator, n):
     return [next(iterator) for _ in range(n)]
 
 
-# --- functions of one row, which --compile fuses ----------------------------------------------------------------------
+# --- functions of one row, which `fuse` compiles: rows are the first axis, so that shapes stay few -------------------
 
 def rms_norm(x, weight, eps):
-    """RMSNorm over the last axis, in the type of `weight`."""
+    """RMSNorm of rows [N, D], in the type of `weight`."""
     x = x.to(weight.dtype)
     return weight * (x * torch.rsqrt((x * x).mean(-1, keepdim=True) + max(eps, torch.finfo(x.dtype).tiny)))
 
 
-def hc_coefficients(m, base, scale, iters, eps):
-    """mHC coefficients: m [..., (2+n)n] -> pre [..., n], post [..., n], comb [..., from, to]."""
+def hc_coefficients(m, base, scale, eps):
+    """mHC coefficients before Sinkhorn: m [N, (2+n)n] -> pre [N, n], post [N, n], comb [N, from, to]."""
     n = math.isqrt(m.shape[-1] + 1) - 1
-    pre = torch.sigmoid(m[..., :n] * scale[0] + base[:n]) + eps
-    post = 2 * torch.sigmoid(m[..., n:2 * n] * scale[1] + base[n:2 * n])
-    comb = torch.softmax((m[..., 2 * n:] * scale[2] + base[2 * n:]).unflatten(-1, (n, n)), -1) + eps
-    comb = comb / (comb.sum(-2, keepdim=True) + eps)
-    for _ in range(iters - 1):
-        comb = comb / (comb.sum(-1, keepdim=True) + eps)
-        comb = comb / (comb.sum(-2, keepdim=True) + eps)
-    return pre, post, comb
+    pre = torch.sigmoid(m[:, :n] * scale[0] + base[:n]) + eps
+    post = 2 * torch.sigmoid(m[:, n:2 * n] * scale[1] + base[n:2 * n])
+    return pre, post, torch.softmax((m[:, 2 * n:] * scale[2] + base[2 * n:]).unflatten(-1, (n, n)), -1) + eps
 
 
 def hc_expand(y, h, post, comb):
-    """New streams from a sub-layer's output y [..., D] and the streams h [..., n, D]; comb contracts its first index."""
-    r = post.dtype
-    return (post[..., None] * y[..., None, :].to(r) + comb.transpose(-1, -2) @ h.to(r)).to(h.dtype)
+    """New streams from a sub-layer's output y [N, D] and the streams h [N, n, D]; comb contracts its first index."""
+    x = post[..., None] * y[:, None, :].to(post.dtype)
+    for j in range(h.shape[1]):
+        x = x + comb[:, j, :, None] * h[:, j, None, :].to(post.dtype)
+    return x.to(h.dtype)
 
 
 def hc_collapse(h, pre):
-    """[..., n, D], [..., n] -> [..., D], in the streams' type."""
+    """[N, n, D], [N, n] -> [N, D], in the streams' type."""
     return (pre[..., None] * h.to(pre.dtype)).sum(-2).to(h.dtype)
 
 
@@ -158,11 +156,11 @@ def swiglu(a, b, limit, real):
 
 
 def quantise_rows(x):
-    """Activation quantiser of FP8 and FP4 linear layers."""
-    return quant.straight(x, quant.fp8q32)
+    """Activation quantiser of FP8 and FP4 linear layers, values only."""
+    return quant.fp8q32(x)[0]
 
 
-FUSED = ("rms_norm", "hc_coefficients", "hc_expand", "hc_collapse", "rotate", "swiglu", "quantise_rows")
+FUSED = ("rms_norm", "hc_coefficients", "hc_expand", "hc_collapse", "swiglu", "quantise_rows")
 
 
 # --- the model --------------------------------------------------------------------------------------------------------
@@ -189,14 +187,24 @@ class Model:
         self.mm = torch.bfloat16 if mode == "bf16" else self.real
         self.kind = {name: kind for name, kind, _ in shape.tensors()}
         self.token_map = torch.as_tensor(np.asarray(token_map), dtype=torch.int64, device=device)
-        self.w = {}
-        for name in FUSED:
-            setattr(self, name, globals()[name])
+        self.w, self.ready, self.frequencies = {}, {}, {}
+        self.f = {name: globals()[name] for name in FUSED}
+        self.sinkhorn = sinkhorn.plain
 
-    def compile(self):
-        """Fuses the row-wise functions."""
-        for name in FUSED:
-            setattr(self, name, torch.compile(globals()[name], dynamic=True))
+    def fuse(self):
+        """Compiles the functions of one row."""
+        self.f = {name: torch.compile(f, dynamic=True) for name, f in self.f.items()}
+
+    def rows(self, name, lead, *args):
+        """A function of rows on tensors whose first `lead` axes count rows."""
+        shape = args[0].shape[:lead]
+        out = self.f[name](*(a.flatten(0, lead - 1) if isinstance(a, torch.Tensor) and a.shape[:lead] == shape else a
+                             for a in args))
+        return [o.unflatten(0, shape) for o in out] if isinstance(out, tuple) else out.unflatten(0, shape)
+
+    def quantise(self, x):
+        """FP8Q32 of activations."""
+        return quant.straight(x, lambda v: (self.rows("quantise_rows", v.dim() - 1, v),))
 
     def initialise(self, seed):
         """Seeded weights to train from, each tensor from a stream of its own."""
@@ -204,24 +212,36 @@ class Model:
             g = torch.Generator().manual_seed(seed * 1_000_003 + index)
             self.w[name] = initial(name, shape, self.c, g).to(self.device).requires_grad_(not name.endswith("gate.bias_vl"))
 
+    def quantise_weights(self):
+        """All weights as the engine will read them, those of one kind and shape together. Table rows wait till looked up."""
+        groups = {}
+        for name, w in self.w.items():
+            groups.setdefault((self.kind[name], tuple(w.shape)), []).append(name)
+        for (kind, _), names in groups.items():
+            if kind in ("f32", "rows"):
+                self.ready.update((n, self.w[n]) for n in names)
+            else:
+                stack = quant.straight(torch.stack([self.w[n] for n in names]), QUANTISER[kind]).to(self.mm)
+                self.ready.update(zip(names, stack.unbind()))
+
     def weight(self, name):
-        """The weight as the engine will read it, for products."""
-        kind = self.kind[name]
-        w = self.w[name]
-        return w.to(self.real) if kind == "f32" else quant.straight(w, QUANTISER[kind]).to(self.mm)
+        """The weight for products."""
+        return self.ready[name]
 
     def exact(self, name):
-        """The weight as the engine will read it, in full precision."""
-        kind = self.kind[name]
-        return (self.w[name] if kind == "f32" else quant.straight(self.w[name], QUANTISER[kind])).to(self.real)
+        """The weight in full precision: every stored value is a bf16 number."""
+        return self.ready[name].to(self.real)
 
     def linear(self, x, name):
         """Layers with FP8 or FP4 weights quantise their input."""
-        x = self.quantise_rows(x) if self.kind[name] in ("fp8", "fp4") else x
+        x = self.quantise(x) if self.kind[name] in ("fp8", "fp4") else x
         return x.to(self.mm) @ self.weight(name).T
 
     def norm(self, x, name):
-        return self.rms_norm(x, self.exact(name), self.c.rms_norm_eps).to(self.mm)
+        return self.full_norm(x, name).to(self.mm)
+
+    def full_norm(self, x, name):
+        return self.rows("rms_norm", x.dim() - 1, x, self.exact(name), self.c.rms_norm_eps)
 
     def remember(self, f, *args):
         """f(*args), forgotten and computed again in the backward pass when memory is short."""
@@ -229,18 +249,24 @@ class Model:
 
     def angles(self, layer, pos):
         """cos and sin [len(pos), pairs] of a layer (backbone, then stages)."""
-        c, dim = self.c, self.c.qk_rope_head_dim
+        kind = self.c.compress_ratios[layer] > 0
+        if kind not in self.frequencies:
+            self.frequencies[kind] = torch.as_tensor(self.rotations(kind), device=pos.device)
+        angle = pos.double()[:, None] * self.frequencies[kind]
+        return angle.cos().to(self.real), angle.sin().to(self.real)
+
+    def rotations(self, compressed):
+        """Rotation frequencies, float64 [pairs]."""
+        c, dim, y = self.c, self.c.qk_rope_head_dim, self.c.rope_scaling
         i = np.arange(dim // 2)
-        ratio, y = c.compress_ratios[layer], c.rope_scaling
-        f = float(c.compress_rope_theta if ratio else c.rope_theta) ** (-2.0 * i / dim)
-        if ratio:
+        f = float(c.compress_rope_theta if compressed else c.rope_theta) ** (-2.0 * i / dim)
+        if compressed:
             at = lambda beta: dim * math.log(y["original_max_position_embeddings"] / (2 * math.pi * beta)) \
                 / (2 * math.log(c.compress_rope_theta))
             low, high = max(math.floor(at(y["beta_fast"])), 0), min(math.ceil(at(y["beta_slow"])), dim - 1)
             g = np.clip((i - low) / max(high - low, .001), 0, 1)
             f = f * (1 - g) + f / y["factor"] * g
-        angle = pos.double()[:, None] * torch.as_tensor(f, device=pos.device)
-        return angle.cos().to(self.real), angle.sin().to(self.real)
+        return f
 
     # --- mHC, experts -------------------------------------------------------------------------------------------------
 
@@ -248,37 +274,44 @@ class Model:
         """Coefficients of a site from the streams."""
         v = h.flatten(-2).to(self.real)
         scale = torch.rsqrt((v * v).mean(-1, keepdim=True) + torch.finfo(self.real).tiny)
-        m = (v @ self.w[f"{p}.hc_{site}_fn"].to(self.real).T) * scale
-        return self.hc_coefficients(m, self.w[f"{p}.hc_{site}_base"].to(self.real),
-                                    self.w[f"{p}.hc_{site}_scale"].to(self.real), self.c.hc_sinkhorn_iters, self.c.hc_eps)
+        m = (v @ self.exact(f"{p}.hc_{site}_fn").T) * scale
+        pre, post, comb = self.rows("hc_coefficients", m.dim() - 1, m, self.exact(f"{p}.hc_{site}_base"),
+                                    self.exact(f"{p}.hc_{site}_scale"), self.c.hc_eps)
+        return pre, post, self.sinkhorn(comb, self.c.hc_sinkhorn_iters, self.c.hc_eps)
+
+    def collapse(self, h, pre):
+        return self.rows("hc_collapse", pre.dim() - 1, h, pre)
+
+    def expand(self, y, h, post, comb):
+        return self.rows("hc_expand", post.dim() - 1, y, h, post, comb)
 
     def block(self, p, h, pre, attend, k):
         """One block -> streams, pre for the next, tokens of each expert."""
         pre_a, post, comb = self.remember(self.hc, p, "attn", h)
-        h = self.hc_expand(attend(self.norm(self.hc_collapse(h, pre), f"{p}.attn_norm")), h, post, comb)
+        h = self.expand(attend(self.norm(self.collapse(h, pre), f"{p}.attn_norm")), h, post, comb)
         pre_f, post, comb = self.remember(self.hc, p, "ffn", h)
-        y, counts = self.remember(self.moe, f"{p}.ffn", self.norm(self.hc_collapse(h, pre_a), f"{p}.ffn_norm"), k)
-        return self.hc_expand(y, h, post, comb), pre_f, counts
+        y, counts = self.remember(self.moe, f"{p}.ffn", self.norm(self.collapse(h, pre_a), f"{p}.ffn_norm"), k)
+        return self.expand(y, h, post, comb), pre_f, counts
 
     def moe(self, p, x, k):
         """Routed experts and the shared one. x [..., D] -> [..., D], tokens per expert."""
         lead, x = x.shape[:-1], x.flatten(0, -2)
         z = x.to(self.real) @ self.exact(f"{p}.gate").T
         s = F.softplus(z).sqrt()
-        ids = (s + self.w[f"{p}.gate.bias"].to(self.real)).topk(k, sorted=False).indices
+        ids = (s + self.exact(f"{p}.gate.bias")).topk(k, sorted=False).indices
         w = s.gather(1, ids)
         w = w / (w.sum(1, keepdim=True) + 1e-20) * self.c.routed_scaling_factor
-        y, counts = self.routed(f"{p}.experts", self.quantise_rows(x), ids, w)
-        shared = self.swiglu(self.linear(x, f"{p}.shared_experts.w1"), self.linear(x, f"{p}.shared_experts.w3"),
-                             self.c.swiglu_limit, self.real).to(self.mm)
+        y, counts = self.routed(f"{p}.experts", self.quantise(x), ids, w)
+        shared = self.rows("swiglu", 1, self.linear(x, f"{p}.shared_experts.w1"), self.linear(x, f"{p}.shared_experts.w3"),
+                           self.c.swiglu_limit, self.real).to(self.mm)
         return (y + self.linear(shared, f"{p}.shared_experts.w2").to(self.real)).to(self.mm).view(*lead, -1), counts
 
     def routed(self, p, x, ids, w):
         """Sum over the picked experts: rows sorted by expert, each expert's rows padded to the longest list."""
-        (n, k), experts = ids.shape, self.w[f"{p}.w1"].shape[0]
+        (n, k), experts = ids.shape, self.weight(f"{p}.w1").shape[0]
         flat = ids.flatten()
         order = flat.argsort(stable=True)
-        counts = torch.bincount(flat, minlength=experts)
+        counts = (flat[:, None] == torch.arange(experts, device=x.device)).sum(0)
         room = -(-int(counts.max()) // 64) * 64
         first = counts.cumsum(0) - counts
         expert = flat[order]
@@ -287,8 +320,8 @@ class Model:
         rows = x.new_zeros(experts * room, x.shape[-1]).index_copy(0, place, rows).view(experts, room, -1)
         share = w.new_zeros(experts * room).index_copy(0, place, w.flatten().index_select(0, order)).view(experts, room, 1)
         a, b = (rows.to(self.mm) @ self.weight(f"{p}.{m}").mT for m in ("w1", "w3"))
-        y = (share * self.swiglu(a, b, self.c.swiglu_limit, self.real)).to(self.mm)
-        y = self.quantise_rows(y) @ self.weight(f"{p}.w2").mT
+        y = (share * self.rows("swiglu", 2, a, b, self.c.swiglu_limit, self.real)).to(self.mm)
+        y = self.quantise(y) @ self.weight(f"{p}.w2").mT
         back = torch.empty_like(place).index_copy_(0, order, place)
         return y.flatten(0, 1).index_select(0, back).view(n, k, -1).to(self.real).sum(1), counts
 
@@ -298,16 +331,16 @@ class Model:
         """x [B, T, D] -> low-rank query [B, T, q_lora], rotated queries [B, T, H, d]."""
         qr = self.norm(self.linear(x, f"{p}.wq_a"), f"{p}.q_norm")
         q = self.linear(qr, f"{p}.wq_b").unflatten(-1, (self.c.num_attention_heads, -1))
-        return qr, self.rotate(q, angles[0][:, None], angles[1][:, None])
+        return qr, rotate(q, angles[0][:, None], angles[1][:, None])
 
     def window_rows(self, p, x, angles):
         """Window keys of rows x [..., D]; angles broadcast against their rotated pairs."""
-        return quant.straight(self.rotate(self.norm(self.linear(x, f"{p}.wkv"), f"{p}.kv_norm"), *angles), quant.fp8q32)
+        return quant.straight(rotate(self.norm(self.linear(x, f"{p}.wkv"), f"{p}.kv_norm"), *angles), quant.fp8q32)
 
     def output(self, p, o, angles):
         """Inverse rotation and the grouped low-rank output. o [B, T, H, d] -> [B, T, D]."""
         c = self.c
-        o = self.rotate(o, angles[0][:, None], -angles[1][:, None]).flatten(-2).unflatten(-1, (c.o_groups, -1))
+        o = rotate(o, angles[0][:, None], -angles[1][:, None]).flatten(-2).unflatten(-1, (c.o_groups, -1))
         wo_a = self.weight(f"{p}.wo_a").view(c.o_groups, c.o_lora_rank, -1)
         return self.linear(torch.einsum("btgi,goi->btgo", o.to(self.mm), wo_a).flatten(-2), f"{p}.wo_b")
 
@@ -349,15 +382,15 @@ class Model:
             z = (share * z.to(self.real).unflatten(1, (-1, r))).sum(2).to(self.mm)
         latent = self.norm(z, f"{p}.compressor.norm")
         angles = self.angles(i, torch.arange(latent.shape[1], device=x.device) * r)
-        s.ratio, s.entries = r, quant.straight(self.rotate(latent, *angles), quant.fp4q16)
+        s.ratio, s.entries = r, quant.straight(rotate(latent, *angles), quant.fp4q16)
         key = self.norm(self.linear(latent.detach(), f"{p}.indexer.wk"), f"{p}.indexer.k_norm")
-        s.keys = quant.straight(self.rotate(key, *angles), quant.fp4q32)
+        s.keys = quant.straight(rotate(key, *angles), quant.fp4q32)
 
     def index_query(self, p, x, qr, angles):
         """Index queries [B, T, heads, dim] and head weights [B, T, heads] of detached inputs."""
         c = self.c
         iq = self.linear(qr.detach(), f"{p}.wq_b").unflatten(-1, (c.index_n_heads, -1))
-        iq = quant.straight(self.rotate(iq, angles[0][:, None], angles[1][:, None]), quant.fp4q32)
+        iq = quant.straight(rotate(iq, angles[0][:, None], angles[1][:, None]), quant.fp4q32)
         g = self.linear(x.detach(), f"{p}.weights_proj").to(self.real)
         return iq, g * (c.index_head_dim * c.index_n_heads) ** -.5
 
@@ -413,7 +446,7 @@ class Model:
                 iq, g = self.index_query(p + ".indexer", x[:, rows], qr[:, rows], at)
                 s.students.append(self.scores(iq, g, s.keys, (rows + 1) // s.ratio))
                 s.teachers.append(torch.zeros_like(s.students[-1]))
-        sink = self.w[f"{p}.attn_sink"].to(self.real)
+        sink = self.exact(f"{p}.attn_sink")
         if far and rows is not None:
             self.teach(q.detach(), kv.detach(), lo, sink.detach(), rows, s, i)
         args = (s.gathered, s.picks >= 0) if far else (None, None)
@@ -457,7 +490,7 @@ class Model:
     def engram(self, i, h, ids):
         """Adds the looked-up n-grams to the streams."""
         c, p = self.c, f"layers.{i}.engram"
-        rows = quant.straight(F.embedding(self.engram_rows(i, ids), self.w[f"{p}.embed"]), quant.fp8q32)
+        rows = quant.straight(F.embedding(self.engram_rows(i, ids), self.weight(f"{p}.embed")), quant.fp8q32)
         kv = self.linear(rows.to(self.mm).flatten(-2), f"{p}.wkv").to(self.real)
         key, value = kv[..., :-c.hidden_size].view(h.shape), kv[..., -c.hidden_size:]
         x = h.to(self.real)
@@ -483,6 +516,7 @@ class Model:
         rows: [R] sampled rows for the indexer's loss, or None.
         """
         c, s, features, counts = self.c, Slots(), [], {}
+        self.quantise_weights()
         h, pre = self.embed(ids)
         for i in range(c.num_hidden_layers):
             if i in c.engram_layer_ids:
@@ -492,14 +526,14 @@ class Model:
             low = lo and lo[i > c.cut]
             h, pre, counts[f"layers.{i}"] = self.block(f"layers.{i}", h, pre,
                                                        lambda x: self.attention(i, x, s, low, rows), c.num_experts_per_tok)
-        y = self.rms_norm(self.hc_collapse(h, pre), self.exact("norm"), c.rms_norm_eps)
+        y = self.full_norm(self.collapse(h, pre), "norm")
         more = {"features": features, "counts": counts, "students": s.students, "teachers": s.teachers}
         return y @ self.exact("head").T, more
 
     def draft(self, features, ids, at):
         """Draft blocks after the positions `at` [A], each given the token that follows it.
 
-        features: of `forward`. -> logits [B, A, block, V] along the text's own Markov chain, confidence [B, A, block].
+        features: of the `forward` before. -> logits [B, A, block, V] along the text's own Markov chain, confidence [B, A, block].
         """
         c = self.c
         size, w, last = c.dspark_block_size, c.sliding_window, f"mtp.{c.num_nextn_predict_layers - 1}"
@@ -524,15 +558,15 @@ class Model:
                 logits = torch.einsum("bashd,bakd->bashk", q, keys).to(self.real) * c.head_dim ** -.5
                 seen = F.pad(ring_at >= 0, (0, size), value=True)
                 logits = logits.masked_fill(~seen[None, :, None, None], -math.inf)
-                sink = self.w[f"{p}.attn.attn_sink"].to(self.real).view(1, 1, 1, -1, 1).expand(*logits.shape[:-1], 1)
+                sink = self.exact(f"{p}.attn.attn_sink").view(1, 1, 1, -1, 1).expand(*logits.shape[:-1], 1)
                 share = torch.cat((logits, sink), -1).softmax(-1)[..., :-1].to(self.mm)
                 o = torch.einsum("bashk,bakd->bashd", share, keys).flatten(1, 2)
                 y = self.output(f"{p}.attn", o, (cos.flatten(0, 1), sin.flatten(0, 1)))
                 return y.unflatten(1, (len(at), size))
 
             h, pre, counts[p] = self.block(p, h, pre, attend, c.dspark_num_experts_per_tok)
-        y = self.hc_collapse(h, pre)
-        logits = self.rms_norm(y, self.exact(f"{last}.norm"), c.rms_norm_eps) @ self.exact("head").detach().T
+        y = self.collapse(h, pre)
+        logits = self.full_norm(y, f"{last}.norm") @ self.exact("head").detach().T
         e = F.embedding(ids[:, pos], self.exact(f"{last}.markov_head.embed"))
         logits = logits + e @ self.exact(f"{last}.markov_head.head").T
         confidence = torch.cat((y.detach().to(self.real), e.detach()), -1) @ self.exact(f"{last}.confidence_head.proj")[0]

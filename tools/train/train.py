@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, Dataset
 import data
 import export
 import model as architecture
+import sinkhorn
 
 # (part of the time, length of the sequences from there on)
 LENGTHS = ((0, 512), (.12, 1024), (.3, 2048), (.6, 4096), (.85, 8192))
@@ -271,24 +272,26 @@ class Run:
             p.grad = None
 
     def prepare(self):
-        """Compiles if asked to and possible."""
-        if self.a.compile:
-            self.m.compile()
+        """Takes the fused kernels that work here, and rehearses."""
+        try:
+            fused = self.a.fuse and self.a.device == "cuda" and sinkhorn.agrees("cuda")
+        except Exception as error:
+            fused = False
+            self.write(sinkhorn=f"plain: {type(error).__name__}: {str(error)[:300]}")
+        self.m.sinkhorn = sinkhorn.fused if fused else sinkhorn.plain
+        plain = dict(self.m.f)
+        if self.a.fuse:
+            self.m.fuse()
         try:
             self.rehearse()
         except Exception as error:
-            if not self.a.compile or isinstance(error, torch.cuda.OutOfMemoryError):
+            if not self.a.fuse or isinstance(error, torch.cuda.OutOfMemoryError):
                 raise
-            self.write(compile=f"given up: {type(error).__name__}: {str(error)[:300]}")
+            self.write(fuse=f"given up: {type(error).__name__}: {str(error)[:300]}")
             self.forget()
-            self.m = self.uncompiled()
+            self.m.f = plain
             self.rehearse()
-
-    def uncompiled(self):
-        """The same weights without compiled functions."""
-        plain = architecture.Model(self.m.c, data.token_map(), self.a.device, self.a.mode)
-        plain.w, plain.save_memory = self.m.w, self.m.save_memory
-        return plain
+        self.write(fused_sinkhorn=fused, fused_rows=self.m.f != plain)
 
     def keys(self):
         """(step, length) as they will be asked for; a loader runs a few ahead."""
@@ -342,7 +345,7 @@ def main():
     a.add_argument("--longest", type=int, default=8192)
     a.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     a.add_argument("--mode", default="bf16", choices=("bf16", "f32"))
-    a.add_argument("--compile", action="store_true", help="fuse row-wise functions; given up when it fails")
+    a.add_argument("--fuse", action="store_true", help="compile the functions of one row; given up when that fails")
     a.add_argument("--workers", type=int, default=8, help="processes that make batches")
     a.add_argument("--tell", type=float, default=10, help="seconds between lines of the log")
     a.add_argument("--export-minutes", type=float, default=3)
