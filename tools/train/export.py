@@ -5,6 +5,7 @@ Weights are stored as the training pass read them: FP8 tiles, FP4 experts, FP8 t
 """
 import json
 import os
+import shutil
 import struct
 
 import numpy as np
@@ -14,7 +15,6 @@ import data
 import quant
 
 SHARD_BYTES = 15 << 20
-SAFE = {torch.uint8: "U8", torch.int8: "I8", torch.float32: "F32"}
 
 
 def stored(model):
@@ -95,8 +95,9 @@ def tokenizer():
 
 
 def export(model, directory):
-    """Writes the directory; files of an earlier export are replaced. Returns its bytes."""
-    os.makedirs(directory, exist_ok=True)
+    """Writes the directory anew. Returns its bytes."""
+    shutil.rmtree(directory, ignore_errors=True)
+    os.makedirs(directory)
     groups = list(shards(stored(model)))
     names = [f"model-{k + 1:05d}-of-{len(groups):05d}.safetensors" for k in range(len(groups))]
     index = {"metadata": {"total_size": 0}, "weight_map": {}}
@@ -117,14 +118,28 @@ def export(model, directory):
 
 # --- reading back -----------------------------------------------------------------------------------------------------
 
+CODES = {"F8_E4M3": np.uint8, "F8_E8M0": np.uint8, "I8": np.uint8, "U8": np.uint8, "BF16": np.int16, "I32": np.int32,
+         "I64": np.int64, "F32": np.float32}
+
+
 def read_safetensors(path):
     """{name: (dtype, numpy array of codes)}."""
-    types = {"F8_E4M3": np.uint8, "F8_E8M0": np.uint8, "I8": np.uint8, "BF16": np.int16, "F32": np.float32}
     with open(path, "rb") as f:
         header = json.loads(f.read(struct.unpack("<Q", f.read(8))[0]))
         blob = f.read()
-    return {name: (t["dtype"], np.frombuffer(blob[slice(*t["data_offsets"])], types[t["dtype"]]).reshape(t["shape"]).copy())
+    return {name: (t["dtype"], np.frombuffer(blob[slice(*t["data_offsets"])], CODES[t["dtype"]]).reshape(t["shape"]).copy())
             for name, t in header.items() if name != "__metadata__"}
+
+
+def edit_safetensors(path, change):
+    """change(name, array of codes) edits a tensor in place and says whether it did; the file keeps its layout."""
+    with open(path, "r+b") as f:
+        size = struct.unpack("<Q", f.read(8))[0]
+        header = json.loads(f.read(size))
+        for name, (dtype, a) in read_safetensors(path).items():
+            if change(name, a):
+                f.seek(8 + size + header[name]["data_offsets"][0])
+                f.write(a.tobytes())
 
 
 def powers(scales):

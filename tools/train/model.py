@@ -615,7 +615,7 @@ def initial(name, shape, c, g):
     if name == "embed" or name.endswith("markov_head.embed"):
         return x
     if name.endswith("engram.embed"):
-        return .5 * x
+        return .02 * x
     gain = .5 / math.sqrt(depth) if name.endswith(("wo_b", ".w2", "markov_head.head")) else 1.0
     gain = .1 if name == "head" or "confidence" in name else gain
     return gain * x / math.sqrt(shape[-1])

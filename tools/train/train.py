@@ -10,6 +10,7 @@ import argparse
 import json
 import math
 import os
+import shutil
 import time
 
 import torch
@@ -24,7 +25,7 @@ import sinkhorn
 # (part of the time, length of the sequences from there on)
 LENGTHS = ((0, 512), (.12, 1024), (.3, 2048), (.6, 4096), (.85, 8192))
 WARM, DECAY = .01, .45              # parts of the time: learning rates rise, and fall to 0
-RATES = {"muon": 2e-3, "adam": 2e-3, "table": 5e-3}
+RATES = {"muon": 3e-3, "adam": 2e-3, "table": 3e-3, "embed": 1e-2, "mix": 3e-4}
 KL_ROWS, ANCHORS = 64, 64           # rows of a sequence for the indexer's loss; draft blocks of a sequence
 BALANCE = 1e-2, 1e-4                # step of the routers' biases, at the start and at the end
 
@@ -64,16 +65,28 @@ class Muon:
                 p.mul_(1 - rate * self.decay).sub_(u, alpha=rate)
 
 
+def family(name, kind):
+    """Which of RATES a weight is trained with."""
+    if kind in ("fp8", "fp4"):
+        return "muon"
+    if kind == "rows":
+        return "table"
+    if name == "embed" or name.endswith("markov_head.embed"):
+        return "embed"
+    return "mix" if name.endswith("_fn") else "adam"
+
+
 class Optimiser:
     """Muon for what is stored as FP8 or FP4 matrices, Adam for the rest. Router biases are set by balance alone."""
 
     def __init__(self, m):
-        kind = {n: "muon" if k in ("fp8", "fp4") else "table" if k == "rows" else "adam" for n, k in m.kind.items()}
+        kind = {n: family(n, k) for n, k in m.kind.items()}
         learns = {n: w for n, w in m.w.items() if w.requires_grad and not n.endswith("gate.bias")}
         self.params = list(learns.values())
         self.muon = Muon([w for n, w in learns.items() if kind[n] == "muon"])
-        groups = [{"params": [w for n, w in learns.items() if kind[n] == g], "kind": g} for g in ("adam", "table")]
-        self.adam = torch.optim.AdamW([g for g in groups if g["params"]], betas=(.9, .95), eps=1e-10, weight_decay=0)
+        groups = [{"params": [w for n, w in learns.items() if kind[n] == g], "kind": g} for g in RATES if g != "muon"]
+        self.adam = torch.optim.AdamW([g for g in groups if g["params"]], betas=(.9, .95), eps=1e-10, weight_decay=0,
+                                      fused=m.device == "cuda")
 
     def step(self, part):
         """part of the time gone -> one step, gradients clipped to norm 1."""
@@ -243,7 +256,10 @@ class Run:
         path = os.path.join(self.a.out, "state.pt")
         torch.save(state, path + ".new")
         os.replace(path + ".new", path)
-        size = export.export(self.m, os.path.join(self.a.out, "model"))
+        place = os.path.join(self.a.out, "model")
+        size = export.export(self.m, place + ".new")
+        shutil.rmtree(place, ignore_errors=True)
+        os.replace(place + ".new", place)
         self.write(exported_bytes=size)
 
     def backward(self, step, ids, weights):
