@@ -131,7 +131,7 @@ def measure(a):
     xz = 8 * len(lzma.compress(used, preset=9)) / len(used)
     r = {"model": os.path.basename(os.path.normpath(a.model)), "backend": a.backend, "arith": a.arith, "bytes": len(used),
          "sequence_tokens": a.length, "xz9_bits_per_byte": xz, "tasks": a.tasks, "task_tokens": a.task_length,
-         "version": subprocess.run([a.cedar, "version"], stdout=subprocess.PIPE, text=True).stdout.strip()}
+         "version": subprocess.run([a.cedar, "--version"], stdout=subprocess.PIPE, text=True).stdout.strip()}
     small, small_used = text_sequences(corpus.held, min(a.bytes, a.ablation_bytes), a.length)
     with tempfile.TemporaryDirectory() as d:
         for mechanism in ("", *MECHANISMS):
