@@ -192,7 +192,9 @@ class Model:
         self.sinkhorn = sinkhorn.plain
 
     def fuse(self):
-        """Compiles the functions of one row."""
+        """Compiles the functions of one row. What cannot be compiled later runs as it is."""
+        torch._dynamo.config.suppress_errors = True
+        torch._dynamo.config.recompile_limit = 32
         self.f = {name: torch.compile(f, dynamic=True) for name, f in self.f.items()}
 
     def rows(self, name, lead, *args):

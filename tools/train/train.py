@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader, Dataset
 import data
 import export
 import model as architecture
+import quant
 import sinkhorn
 
 # (part of the time, length of the sequences from there on)
@@ -219,7 +220,7 @@ class Run:
         self.m = architecture.Model(architecture.Shape(a.shape), data.token_map(), a.device, a.mode)
         self.m.initialise(a.seed)
         self.optimiser, self.step, self.before = Optimiser(self.m), 0, 0.
-        self.lengths = [(p, min(l, a.longest)) for p, l in LENGTHS]
+        self.lengths, self.evaluated = [(p, min(l, a.longest)) for p, l in LENGTHS], min(2048, a.longest)
         os.makedirs(a.out, exist_ok=True)
         if a.resume:
             self.resume()
@@ -271,43 +272,62 @@ class Run:
     def rehearse(self):
         """Every length once, longest first, without a step: what does not fit or compile shows now, not at the end."""
         for length in sorted({l for _, l in self.lengths}, reverse=True):
-            try:
-                self.backward(*Batches(self.corpus.train, self.a.seed, self.a.tokens)[0, length])
-            except torch.cuda.OutOfMemoryError:
-                if self.m.save_memory:
-                    raise
+            if not self.fits(length):
                 torch.cuda.empty_cache()
                 self.m.save_memory = True
                 self.backward(*Batches(self.corpus.train, self.a.seed, self.a.tokens)[0, length])
             self.forget()
             self.write(rehearsed=length, save_memory=self.m.save_memory,
                        gpu_gib=round(torch.cuda.max_memory_allocated() / 2 ** 30, 1) if self.a.device == "cuda" else 0)
+        self.write(held_out_bpb_before=round(held_out(self.m, self.corpus.held, self.evaluated, batches=1), 4))
+
+    def fits(self, length):
+        """A pass of this length; False when memory ran out for the first time."""
+        try:
+            self.backward(*Batches(self.corpus.train, self.a.seed, self.a.tokens)[0, length])
+            return True
+        except torch.cuda.OutOfMemoryError:
+            if self.m.save_memory:
+                raise
+            return False
 
     def forget(self):
         for p in self.optimiser.params:
             p.grad = None
 
+    def kernel_works(self):
+        """Whether the fused Sinkhorn rounds can be used."""
+        try:
+            return self.a.fuse and self.a.device == "cuda" and sinkhorn.agrees("cuda")
+        except Exception as error:
+            self.write(sinkhorn=f"plain: {type(error).__name__}: {str(error)[:300]}")
+            return False
+
+    def fused_rehearsal(self):
+        """A rehearsal with compiled functions; False when they fail."""
+        try:
+            self.rehearse()
+            return True
+        except torch.cuda.OutOfMemoryError:
+            raise
+        except Exception as error:
+            self.write(fuse=f"given up: {type(error).__name__}: {str(error)[:300]}")
+            return False
+
     def prepare(self):
         """Takes the fused kernels that work here, and rehearses."""
-        try:
-            fused = self.a.fuse and self.a.device == "cuda" and sinkhorn.agrees("cuda")
-        except Exception as error:
-            fused = False
-            self.write(sinkhorn=f"plain: {type(error).__name__}: {str(error)[:300]}")
+        if not quant.agrees(self.a.device):
+            raise SystemExit(f"the number formats come out differently on {self.a.device}: training there would be wrong")
+        fused = self.kernel_works()
         self.m.sinkhorn = sinkhorn.fused if fused else sinkhorn.plain
-        plain = dict(self.m.f)
+        plain = self.m.f
         if self.a.fuse:
             self.m.fuse()
-        try:
-            self.rehearse()
-        except Exception as error:
-            if not self.a.fuse or isinstance(error, torch.cuda.OutOfMemoryError):
-                raise
-            self.write(fuse=f"given up: {type(error).__name__}: {str(error)[:300]}")
-            self.forget()
+        if not self.a.fuse or not self.fused_rehearsal():
             self.m.f = plain
+            self.forget()
             self.rehearse()
-        self.write(fused_sinkhorn=fused, fused_rows=self.m.f != plain)
+        self.write(fused_sinkhorn=fused, fused_rows=self.m.f is not plain)
 
     def keys(self):
         """(step, length) as they will be asked for; a loader runs a few ahead."""
@@ -317,11 +337,12 @@ class Run:
             step += 1
 
     def run(self):
-        self.prepare()
         loader = DataLoader(Batches(self.corpus.train, self.a.seed, self.a.tokens), batch_size=None, sampler=self.keys(),
                             num_workers=self.a.workers, prefetch_factor=4 if self.a.workers else None)
+        batches = iter(loader)          # its processes start before anything is compiled
+        self.prepare()
         bad, told, saved, seen = 0, time.monotonic(), time.monotonic(), 0
-        for step, ids, weights in loader:
+        for step, ids, weights in batches:
             if self.part() >= 1:
                 break
             note, counts = self.backward(step, ids, weights)
@@ -339,7 +360,7 @@ class Run:
                            **{k: round(float(v), 4) for k, v in note.items() if v is not None})
                 told, seen = time.monotonic(), 0
             if time.monotonic() - saved > 60 * self.a.export_minutes:
-                self.write(held_out_bpb=round(held_out(self.m, self.corpus.held, min(2048, self.a.longest)), 4))
+                self.write(held_out_bpb=round(held_out(self.m, self.corpus.held, self.evaluated), 4))
                 self.save()
                 saved = told = time.monotonic()
         self.write(held_out_bpb=round(held_out(self.m, self.corpus.held, self.a.longest), 4), done=True)
