@@ -207,7 +207,7 @@ $(BUILD)/tests/%: tests/%.c $(LIB) $(BUILD)/flags
 	    $(LDLIBS)
 
 suites: $(TESTBIN) $(BUILD)/cedar
-	@CC='$(CC)' tools/run_tests.sh $(BUILD) $(notdir $(TESTBIN)) tidy includes headers
+	@CC='$(CC)' tools/run_tests.sh $(BUILD) $(notdir $(TESTBIN)) train tidy includes headers
 
 # The suites without the checks of the sources, for configurations that only differ in how they are compiled.
 check: $(TESTBIN) $(BUILD)/cedar

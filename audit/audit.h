@@ -28,7 +28,7 @@ typedef struct cedar_audit_list {
 
 typedef struct cedar_audit_opts {
     char label[64], model[CEDAR_AUDIT_TEXT_MAX], backend[8], arith[8], score[8], pattern[16], greedy_turns[8];
-    char trace[2048], length_scale[32];
+    char trace[2048], length_scale[32], documents[1024];
     char arms[CEDAR_AUDIT_LIST_MAX][64];
     uint32_t arm_count;
     uint64_t weights_seed, seed;

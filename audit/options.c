@@ -30,6 +30,8 @@ static const cedar_audit_option table[] = {
     { "trace", CEDAR_AUDIT_TEXT, "", 0, 0, NULL,
       "trace files and directories, separated by commas: documents are their root streams; empty = made from the seed",
       AT(trace) },
+    { "documents", CEDAR_AUDIT_TEXT, "", 0, 0, NULL, "file of documents made into tokens, with their turns",
+      AT(documents) },
     { "length_scale", CEDAR_AUDIT_TEXT, "1", 0, 0, NULL, "recorded lengths times this, \"1/32\"", AT(length_scale) },
     { "docs", CEDAR_AUDIT_INT, "8", 1, 100000, NULL, "documents, the unit of the statistics; of traces: at most",
       AT(docs) },

@@ -110,6 +110,13 @@ static cedar_status shared_options(const cedar_audit_opts *o, cedar_run_opts **o
 
 static cedar_status make_docs(const cedar_audit_opts *o, const cedar_run_opts *shared, const cedar_config *c,
                               const cedar_audit_setting *s, cedar_audit_docs **out, char what[256], cedar_err *err) {
+    if (*o->documents && *o->trace)
+        return cedar_fail(err, CEDAR_E_ARG, "documents is \"%s\" and trace \"%s\"; an audit takes one of them",
+                          o->documents, o->trace);
+    if (*o->documents) {
+        snprintf(what, 256, "those of %.240s", o->documents);
+        return cedar_audit_docs_file(o, o->documents, c, out, err);
+    }
     if (!*o->trace) {
         snprintf(what, 256, "made from seed %llu, pattern %s", (unsigned long long)o->seed, o->pattern);
         return cedar_audit_docs_make(o, c, out, err);

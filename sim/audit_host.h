@@ -27,4 +27,8 @@ cedar_status cedar_audit_docs_traces(const cedar_audit_opts *o, const cedar_corp
                                      uint32_t length_num, uint32_t length_den, cedar_audit_docs **out,
                                      cedar_err *err) CEDAR_USE_RESULT;
 
+/* Documents from a file of tokens (docs/AUDIT.md "Options"). */
+cedar_status cedar_audit_docs_file(const cedar_audit_opts *o, const char *path, const cedar_config *c,
+                                   cedar_audit_docs **out, cedar_err *err) CEDAR_USE_RESULT;
+
 #endif

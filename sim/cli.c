@@ -52,6 +52,17 @@ bool cedar_cli_count(const char *verb, const char *option, const char *text, uin
     return false;
 }
 
+bool cedar_cli_arith(const char *verb, const char *text, cedar_arith *out) {
+    static const char *const names[] = { "wide", "f32", "bf16" };
+    for (int i = 0; i < 3; i++)
+        if (strcmp(text, names[i]) == 0) {
+            *out = (cedar_arith)i;
+            return true;
+        }
+    cedar_cli_usage(verb, "--arith %s is none of wide, f32, bf16", text);
+    return false;
+}
+
 /* --- places ------------------------------------------------------------------------------------------------------- */
 
 void cedar_cli_data_dir(char *out, size_t bytes) {

@@ -10,16 +10,6 @@ static void print_line(void *self, bool ok, const char *text) {
     printf("%s %s\n", ok ? "ok  " : "MISS", text);
 }
 
-static bool parse_arith(const char *text, cedar_arith *out) {
-    static const char *const names[] = { "wide", "f32", "bf16" };
-    for (int i = 0; i < 3; i++)
-        if (strcmp(text, names[i]) == 0) {
-            *out = (cedar_arith)i;
-            return true;
-        }
-    return false;
-}
-
 int cedar_cli_check_golden(int argc, char **argv) {
     static const struct option options[] = { { "backend", required_argument, NULL, 'b' },
                                              { "arith", required_argument, NULL, 'a' },
@@ -31,8 +21,7 @@ int cedar_cli_check_golden(int argc, char **argv) {
     for (int c; (c = getopt_long(argc, argv, "b:a:j:v", options, NULL)) != -1;) {
         if (c == 'b') o.backend = optarg;
         else if (c == 'v') o.verbose = true;
-        else if (c == 'a' && !parse_arith(optarg, &o.arith))
-            return cedar_cli_usage("check-golden", "--arith %s is none of wide, f32, bf16", optarg);
+        else if (c == 'a' && !cedar_cli_arith("check-golden", optarg, &o.arith)) return CEDAR_EXIT_USAGE;
         else if (c == 'j') {
             if (!cedar_cli_count("check-golden", "--threads", optarg, 0, 4096, &threads)) return CEDAR_EXIT_USAGE;
             o.threads = (uint32_t)threads;

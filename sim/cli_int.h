@@ -7,6 +7,7 @@
 #include <stdbool.h>
 #include <stdio.h>
 
+#include "engine/engine.h"
 #include "sim/sim.h"
 
 enum {
@@ -26,6 +27,7 @@ int cedar_cli_report(int argc, char **argv);
 int cedar_cli_trace(int argc, char **argv);
 int cedar_cli_plan(int argc, char **argv);
 int cedar_cli_check_golden(int argc, char **argv);
+int cedar_cli_score(int argc, char **argv);
 int cedar_cli_calibrate(int argc, char **argv);
 int cedar_cli_bench(int argc, char **argv);
 
@@ -43,6 +45,9 @@ int cedar_cli_usage(const char *verb, const char *fmt, ...) __attribute__((forma
 /* A whole number behind an option, into *out; false after a usage error that names the option and what it takes. */
 bool cedar_cli_count(const char *verb, const char *option, const char *text, uint64_t least, uint64_t most,
                      uint64_t *out);
+
+/* The arithmetic behind --arith; false after a usage error. */
+bool cedar_cli_arith(const char *verb, const char *text, cedar_arith *out);
 
 /* Where scenarios/ and traces/ are: CEDAR_HOME, else as built in, else found from the program's own place, else ".". */
 void cedar_cli_data_dir(char *out, size_t bytes);

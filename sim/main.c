@@ -95,6 +95,21 @@ static const cedar_verb verbs[] = {
       "  cedar check-golden tests/golden/tiny-s1 --arith wide -v\n"
       "  cedar check-golden tests/golden/tiny2-s1 --arith f32 -v\n",
       cedar_cli_check_golden },
+    { "score", "how likely a model finds given tokens, in exact mode",
+      "usage: cedar score --model DIR [--backend auto|cpu|cuda] [--arith wide|f32|bf16] [--threads N] [--step ROWS]\n"
+      "                   [--rows] [--logits FILE] TOKENS...\n"
+      "\n"
+      "Each file holds token ids, int32, little endian, from position 0. One line a file, as CSV: tokens, how many of\n"
+      "them are scored (all but the first), the sum of their negative log-probabilities in nats, and how many are the\n"
+      "most likely one. Nothing is replayed or trimmed.\n"
+      "\n"
+      "      --step ROWS     rows of a step (default 512)\n"
+      "      --rows          one line a token instead\n"
+      "      --logits FILE   the logits of all rows of all files, float32\n"
+      "\n"
+      "example:\n"
+      "  cedar score --model tiny --rows tokens.bin\n",
+      cedar_cli_score },
     { "bench", "measure the program itself; each figure against a limit or a peer of the same run",
       "usage: cedar bench sim [--requests N] [--repeat N] [--lanes N] [--csv]\n"
       "       cedar bench gpu [MODEL] [--row NAME]... [--repeat N] [--csv]\n"

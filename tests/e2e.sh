@@ -407,6 +407,29 @@ goldens() {
     exits "a changed weight is a miss: 4" 4 'MISS' "$cedar" check-golden "$out/golden"
 }
 
+# Token ids, one a line, as int32, little endian.
+ids_to_bytes() { while read -r id; do printf "\\x$(printf %02x $((id & 255)))\\x$(printf %02x $((id >> 8)))\\0\\0"; done; }
+
+# Expected sums were computed by numpy from the oracle's logits of tests/golden/tiny-s1.
+scores() {
+    local dir=tests/golden/tiny-s1
+    sqlite3 :memory: "SELECT value FROM json_each(CAST(readfile('$dir/manifest.json') AS TEXT), '\$.tokens')" |
+        ids_to_bytes >"$out/tokens.bin"
+    exits "score: what the oracle says" 0 'tokens\.bin,208,207,1805\.96769[0-9],0$' \
+        "$cedar" score --model $dir --arith wide "$out/tokens.bin"
+    exits "score in small steps: the same" 0 'tokens\.bin,208,207,1805\.96769[0-9],0$' \
+        "$cedar" score --model $dir --arith wide --step 7 "$out/tokens.bin"
+    exits "score row by row" 0 'tokens\.bin,1,[0-9]+,93,-9\.53506[67]$' \
+        "$cedar" score --model $dir --arith wide --rows --logits "$out/logits.bin" "$out/tokens.bin"
+    same "score: logits of all rows" "$(wc -c <"$out/logits.bin")" $((208 * 512 * 4))
+    printf '\1\0\0\0\2' >"$out/odd.bin"
+    exits "score of half a token" 5 'holds 1 tokens and 1 bytes more' "$cedar" score --model $dir "$out/odd.bin"
+    echo 600 | ids_to_bytes >"$out/outside.bin"
+    exits "score of a token outside the vocabulary" 1 'token 0 is 600' "$cedar" score --model $dir "$out/outside.bin"
+    exits "score without a model" 1 'give --model' "$cedar" score "$out/tokens.bin"
+    exits "score without tokens" 1 'at least one file' "$cedar" score --model $dir
+}
+
 [ -x "$cedar" ] || { echo "e2e.sh: there is no program $cedar" >&2; exit 1; }
 command -v sqlite3 >/dev/null || { echo "e2e.sh needs sqlite3: apt-get install sqlite3" >&2; exit 1; }
 rm -rf "$out"
@@ -426,6 +449,7 @@ modelled
 ladders
 claims
 goldens
+scores
 if [ -n "${CEDAR_TALLY:-}" ]; then
     echo "$passed $failed $skipped" >>"$CEDAR_TALLY"
 else

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "audit/audit.h"
 #include "audit/divergence.h"
@@ -386,6 +387,53 @@ START_TEST(traces_become_documents) {
     ck_assert_int_eq(cedar_audit_docs_traces(o, corpus, &c, 1, 64, &d, &err), CEDAR_E_ARG);
     ck_assert_msg(strstr(err.msg, "fits into 100 tokens") && strstr(err.msg, "or context_max larger"), "%s", err.msg);
     cedar_corpus_free(corpus);
+    free(o);
+}
+END_TEST
+
+/* Documents of a file: turns as written, each hitting all of the one before, up to the context; and what is refused. */
+START_TEST(files_become_documents) {
+    cedar_config c = load_config("tiny");
+    static const char *const words[] = { "docs", "3", "turns", "2", "context_max", "7", NULL };
+    cedar_audit_opts *o = options(words);
+    cedar_audit_docs *d;
+    char path[] = "/tmp/cedar_documents_XXXXXX";
+    int fd = mkstemp(path);
+    ck_assert_int_ge(fd, 0);
+    static const struct { const char *text; cedar_status st; const char *says; } v[] = {
+        { "{\"documents\": [{\"name\": \"a\", \"tokens\": [9, 8, 7, 6, 5, 4, 3, 2], \"prompts\": [2, 5, 7], "
+          "\"ends\": [3, 6, 8]}, {\"name\": \"long\", \"tokens\": [1, 1, 1, 1, 1, 1, 1, 1], \"prompts\": [7], "
+          "\"ends\": [8]}, {\"name\": \"b\", \"tokens\": [511, 0], \"prompts\": [1], \"ends\": [2]}]}", CEDAR_OK, "" },
+        { "{\"documents\": [{\"name\": \"a\", \"tokens\": [1, 512], \"prompts\": [1], \"ends\": [2]}]}", CEDAR_E_FORMAT,
+          "\"documents\"[0]: \"tokens\"[1] must be a whole number from 0 to 511" },
+        { "{\"documents\": [{\"name\": \"a\", \"tokens\": [1, 2], \"prompts\": [1], \"ends\": [3]}]}", CEDAR_E_FORMAT,
+          "its end at 3" },
+        { "{\"documents\": [{\"name\": \"a\", \"tokens\": [1, 2], \"prompts\": [], \"ends\": [2]}]}", CEDAR_E_FORMAT,
+          "\"prompts\" has 0 entries and \"ends\" 1" },
+        { "{\"documents\": [{\"name\": \"a\", \"prompts\": [], \"ends\": [2]}]}", CEDAR_E_FORMAT,
+          "\"tokens\" must be an array" },
+        { "{\"documents\": [3]}", CEDAR_E_FORMAT, "\"documents\"[0] must be an object" },
+        { "{\"documents\": []}", CEDAR_E_ARG, "there is no document" },
+        { "{}", CEDAR_E_FORMAT, "\"documents\" must be an array" },
+    };
+    for (size_t i = 0; i < sizeof v / sizeof *v; i++) {
+        ck_assert_int_eq(ftruncate(fd, 0), 0);
+        ck_assert_int_eq(pwrite(fd, v[i].text, strlen(v[i].text), 0), (ssize_t)strlen(v[i].text));
+        cedar_status st = cedar_audit_docs_file(o, path, &c, &d, &err);
+        ck_assert_int_eq(st, v[i].st);
+        if (st) {
+            ck_assert_msg(strstr(err.msg, v[i].says) != NULL, "%s", err.msg);
+            continue;
+        }
+        ck_assert_uint_eq(d->count, 2);
+        ck_assert_str_eq(d->docs[1].name, "b");
+        ck_assert_uint_eq(d->docs[0].turn_count, 2);
+        const cedar_audit_turn *t = &d->docs[0].turns[1];
+        ck_assert(t->hit == 3 && t->prompt == 5 && t->end == 6 && t->tokens[5] == 4 && d->longest == 6);
+        cedar_audit_docs_free(d);
+    }
+    close(fd);
+    unlink(path);
     free(o);
 }
 END_TEST
@@ -1067,6 +1115,7 @@ static Suite *suite(void) {
     tcase_add_test(t, fronts_are_the_published_ones);
     tcase_add_test(t, documents_are_turns_of_one_text);
     tcase_add_test(t, traces_become_documents);
+    tcase_add_test(t, files_become_documents);
     tcase_add_test(t, options_are_checked);
     tcase_add_test(t, documents_have_limits);
     tcase_add_test(t, options_are_documented);

@@ -202,6 +202,7 @@ START_TEST(every_shape_loads) {
         { "tiny", 8, { 1588, 1788 } },   { "tiny2", 12, { 0, 0 } },       { "mid", 32, { 24003916, 24010950 } },
         { "mid-small", 32, { 0, 0 } },   { "flash-e32", 32, { 24003916, 24010950 } }, { "flash-e48", 48, { 0, 0 } },
         { "flash-e64", 64, { 0, 0 } },   { "flash-e96", 96, { 0, 0 } },   { "flash-e128", 128, { 0, 0 } },
+        { "small", 24, { 160316, 160922 } },
     };
     for (size_t i = 0; i < sizeof v / sizeof v[0]; i++) {
         char path[64];

@@ -181,7 +181,7 @@ START_TEST(bad_options_are_refused) {
 END_TEST
 
 START_TEST(defaults_suit_every_shape) {
-    static const char *const name[] = { "tiny", "tiny2", "mid", "mid-small", "flash", "flash-e32" };
+    static const char *const name[] = { "tiny", "tiny2", "mid", "mid-small", "small", "flash", "flash-e32" };
     for (size_t i = 0; i < sizeof name / sizeof name[0]; i++) {
         cedar_config c = load(name[i]);
         cedar_engine_opts o = cedar_engine_defaults(&c);

@@ -6,6 +6,7 @@
 #                             suite that crashes, is out of time, or leaves no log counts as one failure more.
 #   tidy, includes, headers   tools/NAME.sh: one test
 #   slow_NAME                 tests/slow_NAME.py: one test, skipped where python3 has no numpy
+#   train                     tests/train.py: one test, skipped where python3 has no PyTorch
 # A line "SKIP what: reason" of a suite turns one passed test into a skipped one, and is shown.
 # As many run at once as there are processors, the longest first; each prints when it ends.
 #   CEDAR_JOBS=N              how many at once
@@ -89,6 +90,13 @@ run_one() {
         else
             line "$1" 0 0 1 0
             echo "    SKIP $1: python3 with numpy is not installed"
+        fi ;;
+    train)
+        if python3 -c 'import numpy, torch' 2>/dev/null; then
+            run_check "$1" python3 tests/train.py --cedar "$build/cedar"
+        else
+            line "$1" 0 0 1 0
+            echo "    SKIP $1: python3 with PyTorch is not installed"
         fi ;;
     *) run_check "$1" "tools/$1.sh" ;;
     esac

@@ -1,0 +1,237 @@
+#!/usr/bin/python3
+"""tools/train against the independent oracle, the golden vectors and the engine (needs PyTorch; under a minute).
+
+    tests/train.py [--cedar ./cedar]
+
+One line per check. Exit code 0: all hold; 1: some do not.
+"""
+import argparse
+import importlib
+import json
+import math
+import os
+import sys
+import tempfile
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+GOLDEN = os.path.join(ROOT, "tests", "golden")
+sys.dont_write_bytecode = True
+os.environ["TRITON_INTERPRET"] = "1"        # the fused kernel runs on the CPU
+
+import numpy as np
+import torch
+
+torch.set_num_threads(1)
+
+
+def from_folder(folder, *names):
+    """Modules of a folder; another folder may have modules of the same names."""
+    sys.path.insert(0, os.path.join(ROOT, folder))
+    modules = [importlib.import_module(n) for n in names]
+    sys.path.pop(0)
+    for n in ("quant", *names):
+        sys.modules.pop(n, None)
+    return modules
+
+
+checkpoint, v41, oracle_quant = from_folder("tests/oracle", "checkpoint", "v41", "quant")
+data, export, check, model, quant, sinkhorn, train = from_folder(
+    "tools/train", "data", "export", "check", "model", "quant", "sinkhorn", "train")
+failed = 0
+
+
+def holds(what, good, note=""):
+    """Counts and prints one check."""
+    global failed
+    failed += not good
+    print(f"{'ok  ' if good else 'FAIL'} {what}{'  ' + note if note else ''}", flush=True)
+
+
+def within(what, error, limit):
+    holds(what, error <= limit, f"{error:.1e} of {limit:.0e}")
+
+
+# --- formats ----------------------------------------------------------------------------------------------------------
+
+def formats():
+    """Every quantiser and code, on values with ties, zeros and all magnitudes, in both float types."""
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((384, 96)) * 2.0 ** rng.integers(-20, 12, (384, 1))
+    x[:64] = np.round(x[:64] * 16) / 16
+    x[0] = 0
+    for kind in (np.float64, np.float32):
+        a, t = x.astype(kind), torch.from_numpy(x.astype(kind))
+        for name in ("fp8q32", "fp4q32", "fp4q16"):
+            want = getattr(oracle_quant, name)(a)[2]
+            holds(f"{name} of {kind.__name__}", np.array_equal(getattr(quant, name)(t)[0].double().numpy(), want))
+        codes, scales = oracle_quant.quant_tiles(a)
+        values, s = quant.tiles(t)
+        holds(f"tiles of {kind.__name__}: codes and scales", np.array_equal(quant.codes_fp8(values, s, (32, 32)).numpy(), codes)
+              and np.array_equal(quant.scale_bytes(s).numpy(), scales))
+        codes, scales, _ = oracle_quant.fp4q32(a)
+        values, s = quant.fp4q32(t)
+        holds(f"packed FP4 of {kind.__name__}: codes and scales", np.array_equal(quant.codes_fp4(values, s).numpy(), codes)
+              and np.array_equal(quant.scale_bytes(s).numpy(), scales))
+    every = torch.arange(256, dtype=torch.uint8)
+    every = every[(every & 127) != 127]
+    values = torch.from_numpy(oracle_quant.e4m3_decode(every.numpy()))
+    near = torch.cat((values, values * 1.001, values * .999, (values[1:] + values[:-1]) / 2))
+    want = oracle_quant.e4m3_decode(oracle_quant.e4m3_encode(near.numpy()))
+    holds("E4M3 of all codes, their neighbours and midpoints", np.array_equal(quant.e4m3(near).numpy(), want)
+          and np.array_equal(quant.e4m3(near.float()).double().numpy(),
+                             oracle_quant.e4m3_decode(oracle_quant.e4m3_encode(near.float().numpy()))))
+
+
+# --- the model --------------------------------------------------------------------------------------------------------
+
+def farthest(got, want):
+    """Largest difference relative to the largest element of `want`."""
+    return float(np.abs(np.asarray(got, np.float64) - want).max() / np.abs(want).max())
+
+
+def golden(name):
+    """Exact logits of all tokens, as the oracle stored them."""
+    stored = export.read_safetensors(os.path.join(GOLDEN, name, "golden.safetensors"))
+    tokens, want = stored["tokens"][1], stored["exact.logits"][1]
+    got = check.training_logits(os.path.join(GOLDEN, name), tokens, "wide")
+    within(f"{name}: golden logits of {len(tokens)} tokens", farthest(got, want), 1e-6)
+
+
+@torch.no_grad()
+def oracle(name):
+    """Decoder replay and drafts, which the golden vectors do not have at every position."""
+    directory = os.path.join(GOLDEN, name)
+    c, weights = checkpoint.load(directory)
+    o, m, w = v41.Model(c, weights), check.load(directory, "wide"), c.sliding_window
+    tok = np.random.default_rng(5).integers(0, c.vocab_size, 6 * w)
+    ids, first = torch.from_numpy(tok)[None], 5 * w
+    lo = torch.where(torch.arange(6 * w) >= first, first, 0)[None]
+    want = o.forward(tok, v41.Sequence(c), w)[0]
+    within(f"{name}: decoder replay", farthest(m.forward(ids, (None, lo))[0][0, first:].numpy(), want), 1e-9)
+    state, early = v41.Sequence(c), torch.where(torch.arange(6 * w) >= 3 * w, 3 * w, 0)[None]
+    o.forward(tok[:3 * w], state)
+    state.lo = [3 * w] * c.num_hidden_layers
+    want = o.forward(tok[3 * w:], state)[0]
+    within(f"{name}: windows clipped in all layers", farthest(m.forward(ids, (early, early))[0][0, 3 * w:].numpy(), want), 1e-9)
+    state = v41.Sequence(c)
+    o.forward(tok, state)
+    _, more = m.forward(ids)
+    size = c.dspark_block_size
+    at = torch.tensor([0, 5, w + 3, 6 * w - size - 2])
+    logits, confidence, _ = m.draft(more["features"], ids, at)
+    worst = 0.
+    for k, p in enumerate(at.tolist()):
+        s = state.copy()
+        s.truncate(p + 1)
+        _, x, sure = o.draft(s, int(tok[p + 1]), forced=tok[p + 2:p + 2 + size].tolist())
+        worst = max(worst, farthest(logits[0, k].numpy(), x), farthest(confidence[0, k].numpy(), sure))
+    within(f"{name}: drafts", worst, 1e-9)
+
+
+def kernel():
+    """The fused Sinkhorn rounds, forward and backward, in Triton's interpreter."""
+    if sinkhorn.triton is None:
+        print("SKIP fused Sinkhorn rounds: Triton is not installed")
+    else:
+        holds("fused Sinkhorn rounds, forward and backward", sinkhorn.agrees("cpu"))
+
+
+# --- data, training, export -------------------------------------------------------------------------------------------
+
+def toy(directory):
+    """A small shape of the same structure as `small`; the path of its config.json."""
+    with open(os.path.join(ROOT, "scenarios", "models", "small.json")) as f:
+        js = json.load(f)
+    js["text_config"].update(
+        hidden_size=64, head_dim=32, num_attention_heads=2, qk_rope_head_dim=16, q_lora_rank=32, o_lora_rank=32,
+        sliding_window=32, index_n_heads=2, index_head_dim=32, index_topk=16, candidate_topk_blocks=4, n_routed_experts=4,
+        num_experts_per_tok=2, moe_intermediate_size=32, dspark_n_routed_experts=2, engram_vocab_size=509)
+    primes = [x for x in range(509, 700) if all(x % q for q in range(2, math.isqrt(x) + 1))]
+    js["text_config"]["engram_num_embeddings"] = [sum(primes[:8]), sum(primes[8:16])]
+    path = os.path.join(directory, "config.json")
+    with open(path, "w") as f:
+        json.dump(js, f)
+    return path
+
+
+DOCUMENTS = [b"".join(b"line %d of text number %d, with some words\n" % (i * k % 97, k) for i in range(60)) for k in range(20)]
+
+
+def made():
+    """Tasks hold what they ask for, and batches repeat."""
+    holds("a batch repeats", all(np.array_equal(*p) for p in zip(data.batch(DOCUMENTS, 1, 5, 3, 400),
+                                                                  data.batch(DOCUMENTS, 1, 5, 3, 400))))
+    holds("another step is another batch",
+          not np.array_equal(data.batch(DOCUMENTS, 1, 5, 3, 400)[0], data.batch(DOCUMENTS, 1, 6, 3, 400)[0]))
+    for kind in ("needle", "copy"):
+        good = True
+        for k in range(20):
+            ids, weights = data.tokens(data.MADE[kind](np.random.default_rng(k), DOCUMENTS, 1500))
+            text = bytes((ids - data.BYTE).clip(0).astype(np.uint8))
+            ends = np.flatnonzero(np.diff((weights >= 4).astype(int), append=0) < 0) + 1
+            starts = np.flatnonzero(np.diff((weights >= 4).astype(int), prepend=0) > 0)
+            good &= len(starts) > 0 and all(text[a:b - 1] in text[:a] for a, b in zip(starts, ends))
+        holds(f"{kind}: every answer stands in the text before", good)
+    compressed = json.load(open(os.path.join(ROOT, "scenarios", "models", "small.json")))["text_config"]
+    holds("token map: size of the shape, capitals as small letters",
+          data.token_map().max() + 1 == compressed["engram_compressed_vocab_size"] and len(data.token_map()) == data.VOCAB
+          and data.token_map()[data.BYTE + ord("Q")] == data.token_map()[data.BYTE + ord("q")])
+    early, late = train.window_bounds(np.random.default_rng(3), 8, 2000, .8, "cpu")
+    at = torch.arange(2000)
+    holds("window bounds grow, begin at a row of their own, and are late where early",
+          bool((late.diff(dim=1) >= 0).all() and (late <= at).all() and late.any() and (late.gather(1, late) == late).all()
+               and (early <= late).all() and ((early == late) | (early == 0)).all()))
+
+
+def trained(directory, cedar):
+    """A few steps of training: losses fall, all weights get gradients, and the engine computes the same logits."""
+    m = model.Model(model.Shape(toy(directory)), data.token_map(), mode="f32")
+    m.initialise(1)
+    optimiser, plain = train.Optimiser(m), []
+    ids, weights = (torch.from_numpy(a) for a in data.batch(DOCUMENTS, 1, 0, 4, 256))
+    still = None
+    for step in range(8):
+        total, note, counts = train.losses(m, ids.long(), weights, step, .5, 1)
+        total.backward()
+        if step == 0:
+            still = [n for n, w in m.w.items() if w.requires_grad and not n.endswith("gate.bias")
+                     and (w.grad is None or not w.grad.any())]
+        optimiser.step(.2)
+        train.balance(m, counts, .2)
+        for p in optimiser.params:
+            p.grad = None
+        plain.append(float(note["loss"]))
+    holds("training: every weight has a gradient", not still, ", ".join(still[:5]))
+    holds("training: the loss falls", plain[-1] < plain[0] - .3, f"{plain[0]:.2f} to {plain[-1]:.2f}")
+    out = os.path.join(directory, "model")
+    export.export(m, out)
+    back = check.load(out, "f32")
+    holds("export: what is read back is what the passes used", all(
+        torch.equal(back.w[n].float(), (w if m.kind[n] == "f32" else model.QUANTISER[m.kind[n]](w)[0]).detach())
+        for n, w in m.w.items()))
+    if cedar is None:
+        print("SKIP the engine's logits of an exported model: there is no ./cedar")
+        return
+    tokens = ids[0, :200].numpy().astype(np.int32)
+    want = check.engine_logits(cedar, out, tokens, "wide", data.VOCAB)
+    within("export: the engine's logits are the training code's", farthest(check.training_logits(out, tokens, "wide"), want), 1e-6)
+
+
+def main():
+    """Command line."""
+    a = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    a.add_argument("--cedar", default=os.path.join(ROOT, "cedar"))
+    a = a.parse_args()
+    formats()
+    for name in ("tiny-s1", "tiny2-s1"):
+        golden(name)
+        oracle(name)
+    kernel()
+    made()
+    with tempfile.TemporaryDirectory() as directory:
+        trained(directory, a.cedar if os.path.exists(a.cedar) else None)
+    sys.exit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    main()

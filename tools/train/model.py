@@ -1,0 +1,633 @@
+"""The DeepSeek-V4.1 text model in PyTorch, for training: whole sequences at once, every quantiser of the engine in the
+loop with a straight-through gradient.
+
+Shapes: B sequences, T tokens, D hidden, n residual streams, H heads, d head_dim, W window, C entries of a global cache,
+K picked entries. All sequences of a batch start at position 0. Names of weights are those of the checkpoint without
+".weight"; the routed experts of a layer are one stacked tensor "layers.L.ffn.experts.wX" [experts, out, in].
+
+What learns from what: the loss of the next token trains all but the indexer and the drafter. The indexer learns the
+attention of the layers that use its picks (KL, its inputs detached); the drafter learns the text from detached features.
+"""
+import json
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
+
+import quant
+import sinkhorn
+
+QUANTISER = {"fp8": quant.tiles, "fp4": quant.fp4q32, "rows": quant.fp8q32, "bf16": quant.bf16}
+SCORE_ELEMENTS = 1 << 28            # index scores made at a time when picking
+
+
+class Shape:
+    """The published keys of config.json as attributes, and what follows from them."""
+
+    def __init__(self, path):
+        with open(path) as f:
+            self.json = json.load(f)
+        self.__dict__.update(self.json["text_config"])
+        self.cut = max(self.kv_source_layer_ids)
+        self.grams = self.engram_max_ngram_size - 1
+        rows, primes = self.grams * self.engram_n_heads, self._primes()
+        self.primes = {l: next_n(primes, rows) for l in self.engram_layer_ids}
+        given = self.json["text_config"].get("engram_multipliers")
+        self.multipliers = dict(zip(self.engram_layer_ids, given or map(self._multipliers, self.engram_layer_ids)))
+        assert [sum(p) for p in self.primes.values()] == self.engram_num_embeddings, "engram_num_embeddings"
+
+    def _primes(self):
+        x = self.engram_vocab_size
+        while True:
+            if x > 1 and all(x % q for q in range(2, math.isqrt(x) + 1)):
+                yield x
+            x += 1
+
+    def _multipliers(self, layer):
+        bound = (2 ** 63 - 1) // self.engram_compressed_vocab_size // 2
+        draw = np.random.default_rng(10007 * layer).integers(0, bound, self.engram_max_ngram_size)
+        return [2 * int(v) + 1 for v in draw]
+
+    def is_kv(self, i):
+        return i in self.kv_source_layer_ids
+
+    def is_index(self, i):
+        return i in self.index_source_layer_ids
+
+    def tensors(self):
+        """Every tensor as (name, kind, shape), scales left out, routed experts stacked. kind: fp8, fp4, rows, bf16, f32."""
+        d, n, hd, ql, v = self.hidden_size, self.hc_mult, self.head_dim, self.q_lora_rank, self.vocab_size
+        lora, heads, moe = self.o_groups * self.o_lora_rank, self.num_attention_heads, self.moe_intermediate_size
+        last = f"mtp.{self.num_nextn_predict_layers - 1}"
+        yield from (("embed", "bf16", (v, d)), ("head", "bf16", (v, d)), ("norm", "bf16", (d,)))
+        for p, experts in self.blocks():
+            for site in ("attn", "ffn"):
+                yield from ((f"{p}.{site}_norm", "bf16", (d,)), (f"{p}.hc_{site}_fn", "f32", ((2 + n) * n, n * d)),
+                            (f"{p}.hc_{site}_base", "f32", ((2 + n) * n,)), (f"{p}.hc_{site}_scale", "f32", (3,)))
+            yield from ((f"{p}.attn.attn_sink", "f32", (heads,)), (f"{p}.attn.wq_a", "fp8", (ql, d)),
+                        (f"{p}.attn.q_norm", "bf16", (ql,)), (f"{p}.attn.wq_b", "fp8", (heads * hd, ql)),
+                        (f"{p}.attn.wkv", "fp8", (hd, d)), (f"{p}.attn.kv_norm", "bf16", (hd,)),
+                        (f"{p}.attn.wo_a", "fp8", (lora, heads * hd // self.o_groups)),
+                        (f"{p}.attn.wo_b", "fp8", (d, lora)), (f"{p}.ffn.gate", "bf16", (experts, d)),
+                        (f"{p}.ffn.gate.bias", "f32", (experts,)), (f"{p}.ffn.gate.bias_vl", "f32", (experts,)))
+            for x, kind, lead in (("experts", "fp4", (experts,)), ("shared_experts", "fp8", ())):
+                yield from ((f"{p}.ffn.{x}.w1", kind, lead + (moe, d)), (f"{p}.ffn.{x}.w2", kind, lead + (d, moe)),
+                            (f"{p}.ffn.{x}.w3", kind, lead + (moe, d)))
+        for i in self.kv_source_layer_ids:
+            c, x = f"layers.{i}.attn.compressor", f"layers.{i}.attn.indexer"
+            yield c + ".wkv", "bf16", (hd, d)
+            if self.compress_ratios[i] > 1:
+                yield c + ".wgate", "bf16", (hd, d)
+            yield from ((c + ".norm", "bf16", (hd,)), (x + ".wk", "bf16", (self.index_head_dim, hd)),
+                        (x + ".k_norm", "bf16", (self.index_head_dim,)))
+        for i in self.index_source_layer_ids:
+            x = f"layers.{i}.attn.indexer"
+            yield x + ".wq_b", "fp8", (self.index_n_heads * self.index_head_dim, ql)
+            yield x + ".weights_proj", "bf16", (self.index_n_heads, d)
+        for i in self.engram_layer_ids:
+            e, wide = f"layers.{i}.engram", len(self.primes[i]) * self.engram_head_dim
+            yield from ((e + ".embed", "rows", (sum(self.primes[i]), self.engram_head_dim)),
+                        (e + ".wkv", "fp8", ((n + 1) * d, wide)), (e + ".q_weight", "bf16", (n, d)),
+                        (e + ".k_weight", "bf16", (n, d)))
+        if self.num_nextn_predict_layers:
+            yield from (("mtp.0.main_proj", "fp8", (d, len(self.dspark_target_layer_ids) * d)),
+                        ("mtp.0.main_norm", "bf16", (d,)), (last + ".norm", "bf16", (d,)),
+                        (last + ".markov_head.embed", "bf16", (v, self.dspark_markov_rank)),
+                        (last + ".markov_head.head", "bf16", (v, self.dspark_markov_rank)),
+                        (last + ".confidence_head.proj", "bf16", (1, d + self.dspark_markov_rank)))
+
+    def blocks(self):
+        """(name prefix, routed experts) of the backbone's layers, then of the draft stages."""
+        yield from ((f"layers.{i}", self.n_routed_experts) for i in range(self.num_hidden_layers))
+        yield from ((f"mtp.{m}", self.dspark_n_routed_experts) for m in range(self.num_nextn_predict_layers))
+
+
+def next_n(iterator, n):
+    """The next n values as a list."""
+    return [next(iterator) for _ in range(n)]
+
+
+# --- functions of one row, which `fuse` compiles: rows are the first axis, so that shapes stay few -------------------
+
+def rms_norm(x, weight, eps):
+    """RMSNorm of rows [N, D], in the type of `weight`."""
+    x = x.to(weight.dtype)
+    return weight * (x * torch.rsqrt((x * x).mean(-1, keepdim=True) + max(eps, torch.finfo(x.dtype).tiny)))
+
+
+def hc_coefficients(m, base, scale, eps):
+    """mHC coefficients before Sinkhorn: m [N, (2+n)n] -> pre [N, n], post [N, n], comb [N, from, to]."""
+    n = math.isqrt(m.shape[-1] + 1) - 1
+    pre = torch.sigmoid(m[:, :n] * scale[0] + base[:n]) + eps
+    post = 2 * torch.sigmoid(m[:, n:2 * n] * scale[1] + base[n:2 * n])
+    return pre, post, torch.softmax((m[:, 2 * n:] * scale[2] + base[2 * n:]).unflatten(-1, (n, n)), -1) + eps
+
+
+def hc_expand(y, h, post, comb):
+    """New streams from a sub-layer's output y [N, D] and the streams h [N, n, D]; comb contracts its first index."""
+    x = post[..., None] * y[:, None, :].to(post.dtype)
+    for j in range(h.shape[1]):
+        x = x + comb[:, j, :, None] * h[:, j, None, :].to(post.dtype)
+    return x.to(h.dtype)
+
+
+def hc_collapse(h, pre):
+    """[N, n, D], [N, n] -> [N, D], in the streams' type."""
+    return (pre[..., None] * h.to(pre.dtype)).sum(-2).to(h.dtype)
+
+
+def rotate(x, cos, sin):
+    """Rotates the last channels, adjacent pairs. cos, sin broadcast against x[..., pairs]."""
+    n = 2 * cos.shape[-1]
+    a, b = x[..., -n::2].to(cos.dtype), x[..., 1 - n::2].to(cos.dtype)
+    turned = torch.stack((a * cos - b * sin, a * sin + b * cos), -1).flatten(-2).to(x.dtype)
+    return torch.cat((x[..., :-n], turned), -1)
+
+
+def swiglu(a, b, limit, real):
+    """silu(min(a, limit)) * clamp(b), in `real`. limit 0: no clamps."""
+    a, b = a.to(real), b.to(real)
+    if limit:
+        a, b = a.clamp(max=limit), b.clamp(-limit, limit)
+    return F.silu(a) * b
+
+
+def quantise_rows(x):
+    """Activation quantiser of FP8 and FP4 linear layers, values only."""
+    return quant.fp8q32(x)[0]
+
+
+FUSED = ("rms_norm", "hc_coefficients", "hc_expand", "hc_collapse", "swiglu", "quantise_rows")
+
+
+# --- the model --------------------------------------------------------------------------------------------------------
+
+@dataclass
+class Slots:
+    """What later layers read: entries and index keys of the last KV source, picks of the last index source."""
+    entries: torch.Tensor = None        # [B, C, d] quantised
+    keys: torch.Tensor = None           # [B, C, index_dim] quantised, gradient to the indexer only
+    ratio: int = 1
+    picks: torch.Tensor = None          # [B, T, K] entries, -1 = none
+    gathered: torch.Tensor = None       # [B, T, K, d]
+    pool: torch.Tensor = None           # [B, T, blocks] bool
+    students: list = field(default_factory=list)    # index scores [B, R, C] of the sampled rows, with gradient
+    teachers: list = field(default_factory=list)    # attention mass on entries [B, R, C], without
+
+
+class Model:
+    """The model. mode: "wide" (float64), "f32", or "bf16" (products and streams in bf16, the rest in float32)."""
+
+    def __init__(self, shape, token_map, device="cpu", mode="bf16"):
+        self.c, self.device, self.save_memory = shape, device, False
+        self.real = torch.float64 if mode == "wide" else torch.float32
+        self.mm = torch.bfloat16 if mode == "bf16" else self.real
+        self.kind = {name: kind for name, kind, _ in shape.tensors()}
+        self.token_map = torch.as_tensor(np.asarray(token_map), dtype=torch.int64, device=device)
+        self.w, self.ready, self.frequencies = {}, {}, {}
+        self.f = {name: globals()[name] for name in FUSED}
+        self.sinkhorn = sinkhorn.plain
+
+    def fuse(self):
+        """Compiles the functions of one row. What cannot be compiled later runs as it is."""
+        torch._dynamo.config.suppress_errors = True
+        torch._dynamo.config.recompile_limit = 32
+        self.f = {name: torch.compile(f, dynamic=True) for name, f in self.f.items()}
+
+    def rows(self, name, lead, *args):
+        """A function of rows on tensors whose first `lead` axes count rows."""
+        shape = args[0].shape[:lead]
+        out = self.f[name](*(a.flatten(0, lead - 1) if isinstance(a, torch.Tensor) and a.shape[:lead] == shape else a
+                             for a in args))
+        return [o.unflatten(0, shape) for o in out] if isinstance(out, tuple) else out.unflatten(0, shape)
+
+    def quantise(self, x):
+        """FP8Q32 of activations."""
+        return quant.straight(x, lambda v: (self.rows("quantise_rows", v.dim() - 1, v),))
+
+    def initialise(self, seed):
+        """Seeded weights to train from, each tensor from a stream of its own."""
+        for index, (name, _, shape) in enumerate(self.c.tensors()):
+            g = torch.Generator().manual_seed(seed * 1_000_003 + index)
+            self.w[name] = initial(name, shape, self.c, g).to(self.device).requires_grad_(not name.endswith("gate.bias_vl"))
+
+    def quantise_weights(self):
+        """All weights as the engine will read them, those of one kind and shape together. Table rows wait till looked up."""
+        groups = {}
+        for name, w in self.w.items():
+            groups.setdefault((self.kind[name], tuple(w.shape)), []).append(name)
+        for (kind, _), names in groups.items():
+            if kind in ("f32", "rows"):
+                self.ready.update((n, self.w[n]) for n in names)
+            else:
+                stack = quant.straight(torch.stack([self.w[n] for n in names]), QUANTISER[kind]).to(self.mm)
+                self.ready.update(zip(names, stack.unbind()))
+
+    def weight(self, name):
+        """The weight for products."""
+        return self.ready[name]
+
+    def exact(self, name):
+        """The weight in full precision: every stored value is a bf16 number."""
+        return self.ready[name].to(self.real)
+
+    def linear(self, x, name):
+        """Layers with FP8 or FP4 weights quantise their input."""
+        x = self.quantise(x) if self.kind[name] in ("fp8", "fp4") else x
+        return x.to(self.mm) @ self.weight(name).T
+
+    def norm(self, x, name):
+        return self.full_norm(x, name).to(self.mm)
+
+    def full_norm(self, x, name):
+        return self.rows("rms_norm", x.dim() - 1, x, self.exact(name), self.c.rms_norm_eps)
+
+    def remember(self, f, *args):
+        """f(*args), forgotten and computed again in the backward pass when memory is short."""
+        return checkpoint(f, *args, use_reentrant=False) if self.save_memory and torch.is_grad_enabled() else f(*args)
+
+    def angles(self, layer, pos):
+        """cos and sin [len(pos), pairs] of a layer (backbone, then stages)."""
+        kind = self.c.compress_ratios[layer] > 0
+        if kind not in self.frequencies:
+            self.frequencies[kind] = torch.as_tensor(self.rotations(kind), device=pos.device)
+        angle = pos.double()[:, None] * self.frequencies[kind]
+        return angle.cos().to(self.real), angle.sin().to(self.real)
+
+    def rotations(self, compressed):
+        """Rotation frequencies, float64 [pairs]."""
+        c, dim, y = self.c, self.c.qk_rope_head_dim, self.c.rope_scaling
+        i = np.arange(dim // 2)
+        f = float(c.compress_rope_theta if compressed else c.rope_theta) ** (-2.0 * i / dim)
+        if compressed:
+            at = lambda beta: dim * math.log(y["original_max_position_embeddings"] / (2 * math.pi * beta)) \
+                / (2 * math.log(c.compress_rope_theta))
+            low, high = max(math.floor(at(y["beta_fast"])), 0), min(math.ceil(at(y["beta_slow"])), dim - 1)
+            g = np.clip((i - low) / max(high - low, .001), 0, 1)
+            f = f * (1 - g) + f / y["factor"] * g
+        return f
+
+    # --- mHC, experts -------------------------------------------------------------------------------------------------
+
+    def hc(self, p, site, h):
+        """Coefficients of a site from the streams."""
+        v = h.flatten(-2).to(self.real)
+        scale = torch.rsqrt((v * v).mean(-1, keepdim=True) + torch.finfo(self.real).tiny)
+        m = (v @ self.exact(f"{p}.hc_{site}_fn").T) * scale
+        pre, post, comb = self.rows("hc_coefficients", m.dim() - 1, m, self.exact(f"{p}.hc_{site}_base"),
+                                    self.exact(f"{p}.hc_{site}_scale"), self.c.hc_eps)
+        return pre, post, self.sinkhorn(comb, self.c.hc_sinkhorn_iters, self.c.hc_eps)
+
+    def collapse(self, h, pre):
+        return self.rows("hc_collapse", pre.dim() - 1, h, pre)
+
+    def expand(self, y, h, post, comb):
+        return self.rows("hc_expand", post.dim() - 1, y, h, post, comb)
+
+    def block(self, p, h, pre, attend, k):
+        """One block -> streams, pre for the next, tokens of each expert."""
+        pre_a, post, comb = self.remember(self.hc, p, "attn", h)
+        h = self.expand(attend(self.norm(self.collapse(h, pre), f"{p}.attn_norm")), h, post, comb)
+        pre_f, post, comb = self.remember(self.hc, p, "ffn", h)
+        y, counts = self.remember(self.moe, f"{p}.ffn", self.norm(self.collapse(h, pre_a), f"{p}.ffn_norm"), k)
+        return self.expand(y, h, post, comb), pre_f, counts
+
+    def moe(self, p, x, k):
+        """Routed experts and the shared one. x [..., D] -> [..., D], tokens per expert."""
+        lead, x = x.shape[:-1], x.flatten(0, -2)
+        z = x.to(self.real) @ self.exact(f"{p}.gate").T
+        s = F.softplus(z).sqrt()
+        ids = (s + self.exact(f"{p}.gate.bias")).topk(k, sorted=False).indices
+        w = s.gather(1, ids)
+        w = w / (w.sum(1, keepdim=True) + 1e-20) * self.c.routed_scaling_factor
+        y, counts = self.routed(f"{p}.experts", self.quantise(x), ids, w)
+        shared = self.rows("swiglu", 1, self.linear(x, f"{p}.shared_experts.w1"), self.linear(x, f"{p}.shared_experts.w3"),
+                           self.c.swiglu_limit, self.real).to(self.mm)
+        return (y + self.linear(shared, f"{p}.shared_experts.w2").to(self.real)).to(self.mm).view(*lead, -1), counts
+
+    def routed(self, p, x, ids, w):
+        """Sum over the picked experts: rows sorted by expert, each expert's rows padded to the longest list."""
+        (n, k), experts = ids.shape, self.weight(f"{p}.w1").shape[0]
+        flat = ids.flatten()
+        order = flat.argsort(stable=True)
+        counts = (flat[:, None] == torch.arange(experts, device=x.device)).sum(0)
+        room = -(-int(counts.max()) // 64) * 64
+        first = counts.cumsum(0) - counts
+        expert = flat[order]
+        place = expert * room + torch.arange(n * k, device=x.device) - first[expert]
+        rows = x[:, None].expand(n, k, -1).flatten(0, 1).index_select(0, order)
+        rows = x.new_zeros(experts * room, x.shape[-1]).index_copy(0, place, rows).view(experts, room, -1)
+        share = w.new_zeros(experts * room).index_copy(0, place, w.flatten().index_select(0, order)).view(experts, room, 1)
+        a, b = (rows.to(self.mm) @ self.weight(f"{p}.{m}").mT for m in ("w1", "w3"))
+        y = (share * self.rows("swiglu", 2, a, b, self.c.swiglu_limit, self.real)).to(self.mm)
+        y = self.quantise(y) @ self.weight(f"{p}.w2").mT
+        back = torch.empty_like(place).index_copy_(0, order, place)
+        return y.flatten(0, 1).index_select(0, back).view(n, k, -1).to(self.real).sum(1), counts
+
+    # --- attention ----------------------------------------------------------------------------------------------------
+
+    def query(self, p, x, angles):
+        """x [B, T, D] -> low-rank query [B, T, q_lora], rotated queries [B, T, H, d]."""
+        qr = self.norm(self.linear(x, f"{p}.wq_a"), f"{p}.q_norm")
+        q = self.linear(qr, f"{p}.wq_b").unflatten(-1, (self.c.num_attention_heads, -1))
+        return qr, rotate(q, angles[0][:, None], angles[1][:, None])
+
+    def window_rows(self, p, x, angles):
+        """Window keys of rows x [..., D]; angles broadcast against their rotated pairs."""
+        return quant.straight(rotate(self.norm(self.linear(x, f"{p}.wkv"), f"{p}.kv_norm"), *angles), quant.fp8q32)
+
+    def output(self, p, o, angles):
+        """Inverse rotation and the grouped low-rank output. o [B, T, H, d] -> [B, T, D]."""
+        c = self.c
+        o = rotate(o, angles[0][:, None], -angles[1][:, None]).flatten(-2).unflatten(-1, (c.o_groups, -1))
+        wo_a = self.weight(f"{p}.wo_a").view(c.o_groups, c.o_lora_rank, -1)
+        return self.linear(torch.einsum("btgi,goi->btgo", o.to(self.mm), wo_a).flatten(-2), f"{p}.wo_b")
+
+    def local_logits(self, q, kv, lo):
+        """Logits of the window: q [B, T, H, d], kv [B, T, d], lo [B, T] first readable position or None.
+
+        T is a multiple of W. -> logits [B, T, H, 2W], keys [B, T/W, 2W, d]: each block of W rows sees two blocks of keys.
+        """
+        (b, t, heads, d), w = q.shape, self.c.sliding_window
+        padded = F.pad(kv, (0, 0, w, 0))
+        keys = torch.cat((padded[:, :t].unflatten(1, (-1, w)), padded[:, w:].unflatten(1, (-1, w))), 2)
+        logits = (q.reshape(b, t // w, w * heads, d) @ keys.mT).view(b, t, heads, 2 * w)
+        pos = torch.arange(t, device=q.device)[:, None]
+        at = (pos // w - 1) * w + torch.arange(2 * w, device=q.device)
+        seen = ((at <= pos) & (at > pos - w) & (at >= 0))[None]
+        if lo is not None:
+            seen = seen & (at[None] >= lo[..., None])
+        return logits.to(self.real).masked_fill(~seen[:, :, None], -math.inf) * d ** -.5, keys
+
+    def core(self, q, kv, lo, gathered, picked, sink):
+        """Sink attention over the window and the picked entries -> [B, T, H, d]."""
+        local, keys = self.local_logits(q, kv, lo)
+        (b, t, heads, wide), d = local.shape, q.shape[-1]
+        parts = [local, sink.view(1, 1, -1, 1).expand(b, t, heads, 1)]
+        if gathered is not None:
+            far = (q @ gathered.mT).to(self.real).masked_fill(~picked[:, :, None], -math.inf)
+            parts.append(far * d ** -.5)
+        p = torch.softmax(torch.cat(parts, -1), -1).to(self.mm)
+        o = (p[..., :wide].reshape(b, keys.shape[1], -1, wide) @ keys).view(b, t, heads, d)
+        return o if gathered is None else o + p[..., wide + 1:] @ gathered
+
+    def compress(self, i, x, s):
+        """Global entries and index keys of KV source i for all rows x [B, T, D]."""
+        c, p, r = self.c, f"layers.{i}.attn", self.c.compress_ratios[i]
+        x = x[:, :x.shape[1] // r * r]
+        z = x.to(self.mm) @ self.weight(f"{p}.compressor.wkv").T
+        if r > 1:
+            share = (x.to(self.mm) @ self.weight(f"{p}.compressor.wgate").T).to(self.real).unflatten(1, (-1, r)).softmax(2)
+            z = (share * z.to(self.real).unflatten(1, (-1, r))).sum(2).to(self.mm)
+        latent = self.norm(z, f"{p}.compressor.norm")
+        angles = self.angles(i, torch.arange(latent.shape[1], device=x.device) * r)
+        s.ratio, s.entries = r, quant.straight(rotate(latent, *angles), quant.fp4q16)
+        key = self.norm(self.linear(latent.detach(), f"{p}.indexer.wk"), f"{p}.indexer.k_norm")
+        s.keys = quant.straight(rotate(key, *angles), quant.fp4q32)
+
+    def index_query(self, p, x, qr, angles):
+        """Index queries [B, T, heads, dim] and head weights [B, T, heads] of detached inputs."""
+        c = self.c
+        iq = self.linear(qr.detach(), f"{p}.wq_b").unflatten(-1, (c.index_n_heads, -1))
+        iq = quant.straight(rotate(iq, angles[0][:, None], angles[1][:, None]), quant.fp4q32)
+        g = self.linear(x.detach(), f"{p}.weights_proj").to(self.real)
+        return iq, g * (c.index_head_dim * c.index_n_heads) ** -.5
+
+    def scores(self, iq, g, keys, visible):
+        """Index scores [B, T, C]; entry j is visible to a row that sees more than j entries."""
+        b, t, heads, dim = iq.shape
+        raw = (iq.reshape(b, t * heads, dim).to(self.real) @ keys.to(self.real).mT).view(b, t, heads, -1)
+        s = (g[..., None] * raw.relu()).sum(2)
+        return s.masked_fill(torch.arange(keys.shape[1], device=s.device) >= visible[..., None], -math.inf)
+
+    @torch.no_grad()
+    def pick(self, i, x, qr, angles, s):
+        """Sets the picks of index source i, and the pool at the candidate source."""
+        c = self.c
+        iq, g = self.index_query(f"layers.{i}.attn.indexer", x, qr, angles)
+        b, t, entries = x.shape[0], x.shape[1], s.keys.shape[1]
+        visible = (torch.arange(t, device=x.device) + 1) // s.ratio
+        step = max(1, SCORE_ELEMENTS // max(1, b * c.index_n_heads * entries))
+        picks, pools = [], []
+        for a in range(0, t, step):
+            z = slice(a, min(t, a + step))
+            score = self.scores(iq[:, z], g[:, z], s.keys, visible[z])
+            if i == c.candidate_source_layer_id:
+                pools.append(best_blocks(score, visible[z], c.candidate_block_size, c.candidate_topk_blocks))
+            elif s.pool is not None:
+                inside = s.pool[:, z].repeat_interleave(c.candidate_block_size, -1)[..., :entries]
+                score = score.masked_fill(~inside, -math.inf)
+            picks.append(top_k(score, c.index_topk))
+        s.picks = torch.cat(picks, 1)
+        if pools:
+            s.pool = torch.cat(pools, 1)
+
+    def gather(self, s):
+        """Entries of the picks. As an embedding: its backward sums in float32."""
+        b, entries, d = s.entries.shape
+        flat = s.picks.clamp(min=0) + (torch.arange(b, device=s.picks.device) * entries)[:, None, None]
+        s.gathered = F.embedding(flat, s.entries.reshape(-1, d))
+
+    def attention(self, i, x, s, lo, rows):
+        """Attention of backbone layer i. rows: sampled rows for the indexer's loss, or None."""
+        p, t = f"layers.{i}.attn", x.shape[1]
+        angles = self.angles(i, torch.arange(t, device=x.device))
+        if self.c.is_kv(i):
+            self.compress(i, x, s)
+        qr, q = self.query(p, x, angles)
+        kv = self.window_rows(p, x, angles)
+        far = self.c.compress_ratios[i] > 0 and s.entries.shape[1] > 0
+        if far and self.c.is_index(i):
+            self.pick(i, x, qr, angles, s)
+            self.gather(s)
+            if rows is not None:
+                at = (angles[0][rows], angles[1][rows])
+                iq, g = self.index_query(p + ".indexer", x[:, rows], qr[:, rows], at)
+                s.students.append(self.scores(iq, g, s.keys, (rows + 1) // s.ratio))
+                s.teachers.append(torch.zeros_like(s.students[-1]))
+        sink = self.exact(f"{p}.attn_sink")
+        if far and rows is not None:
+            self.teach(q.detach(), kv.detach(), lo, sink.detach(), rows, s, i)
+        args = (s.gathered, s.picks >= 0) if far else (None, None)
+        return self.output(p, self.remember(self.core, q, kv, lo, *args, sink), angles)
+
+    @torch.no_grad()
+    def teach(self, q, kv, lo, sink, rows, s, i):
+        """Adds this layer's attention to all visible entries, at the sampled rows, to what the indexer should follow."""
+        d, w = q.shape[-1], self.c.sliding_window
+        at = rows[:, None] - torch.arange(w, device=q.device)
+        seen = (at >= 0)[None] if lo is None else (at >= 0)[None] & (at[None] >= lo[:, rows, None])
+        near = (q[:, rows] @ kv[:, at.clamp(min=0)].mT).to(self.real).masked_fill(~seen[:, :, None], -math.inf) * d ** -.5
+        far = torch.einsum("brhd,bcd->brhc", q[:, rows], s.entries.detach()).to(self.real) * d ** -.5
+        hidden = torch.arange(far.shape[-1], device=q.device) >= ((rows + 1) // s.ratio)[:, None]
+        far = far.masked_fill(hidden[:, None], -math.inf)
+        b, r, heads = far.shape[:3]
+        every = torch.cat((far, near, sink.view(1, 1, -1, 1).expand(b, r, heads, 1)), -1).softmax(-1)
+        mass = every[..., :far.shape[-1]].sum(2)
+        s.teachers[-1] += mass
+        source = self.c.candidate_source_layer_id
+        if source >= 0 and i > source:          # the pool must hold what later index sources will want
+            s.teachers[self.c.index_source_layer_ids.index(source)] += mass
+
+    # --- Engram -------------------------------------------------------------------------------------------------------
+
+    def engram_rows(self, i, ids):
+        """Table rows of every token: ids [B, T] -> int64 [B, T, rows]."""
+        c, back = self.c, [self.token_map[ids]]
+        pad = self.token_map[c.engram_pad_token_id]
+        for _ in range(c.grams):
+            back.append(torch.cat((pad.expand(ids.shape[0], 1), back[-1][:, :-1]), 1))
+        m, primes = c.multipliers[i], c.primes[i]
+        r, out, offset = back[0] * m[0], [], 0
+        for k in range(1, c.grams + 1):
+            r = r ^ (back[k] * m[k])
+            for prime in primes[(k - 1) * c.engram_n_heads:k * c.engram_n_heads]:
+                out.append(r % prime + offset)
+                offset += prime
+        return torch.stack(out, -1)
+
+    def engram(self, i, h, ids):
+        """Adds the looked-up n-grams to the streams."""
+        c, p = self.c, f"layers.{i}.engram"
+        rows = quant.straight(F.embedding(self.engram_rows(i, ids), self.weight(f"{p}.embed")), quant.fp8q32)
+        kv = self.linear(rows.to(self.mm).flatten(-2), f"{p}.wkv").to(self.real)
+        key, value = kv[..., :-c.hidden_size].view(h.shape), kv[..., -c.hidden_size:]
+        x = h.to(self.real)
+        inverse = lambda v: torch.rsqrt((v * v).mean(-1) + torch.finfo(self.real).tiny)
+        dot = (x * self.exact(f"{p}.q_weight") * self.exact(f"{p}.k_weight") * key).sum(-1)
+        dot = dot * inverse(x) * inverse(key) * c.hidden_size ** -.5
+        gate = torch.sigmoid(torch.copysign(dot.abs().clamp(min=1e-6).sqrt(), dot))
+        return (x + gate[..., None] * value[..., None, :]).to(h.dtype)
+
+    # --- whole passes -------------------------------------------------------------------------------------------------
+
+    def embed(self, ids):
+        """Streams [..., n, D] and the one-hot pre [..., n]."""
+        e = F.embedding(ids, self.weight("embed"))
+        pre = torch.zeros(*ids.shape, self.c.hc_mult, dtype=self.real, device=e.device)
+        pre[..., 0] = 1
+        return e[..., None, :].expand(*ids.shape, self.c.hc_mult, -1).contiguous(), pre
+
+    def forward(self, ids, lo=None, rows=None):
+        """ids [B, T], T a multiple of the window -> logits [B, T, V] and a dict of what losses need.
+
+        lo: (encoder, behind the cut): first window position that a row may read, [B, T] each or None.
+        rows: [R] sampled rows for the indexer's loss, or None.
+        """
+        c, s, features, counts = self.c, Slots(), [], {}
+        self.quantise_weights()
+        h, pre = self.embed(ids)
+        for i in range(c.num_hidden_layers):
+            if i in c.engram_layer_ids:
+                h = self.remember(self.engram, i, h, ids)
+            if i in c.dspark_target_layer_ids:
+                features.append(h.detach().to(self.real).mean(-2).to(self.mm))
+            low = lo and lo[i > c.cut]
+            h, pre, counts[f"layers.{i}"] = self.block(f"layers.{i}", h, pre,
+                                                       lambda x: self.attention(i, x, s, low, rows), c.num_experts_per_tok)
+        y = self.full_norm(self.collapse(h, pre), "norm")
+        more = {"features": features, "counts": counts, "students": s.students, "teachers": s.teachers}
+        return y @ self.exact("head").T, more
+
+    def draft(self, features, ids, at):
+        """Draft blocks after the positions `at` [A], each given the token that follows it.
+
+        features: of the `forward` before. -> logits [B, A, block, V] along the text's own Markov chain, confidence [B, A, block].
+        """
+        c = self.c
+        size, w, last = c.dspark_block_size, c.sliding_window, f"mtp.{c.num_nextn_predict_layers - 1}"
+        main = self.norm(self.linear(torch.cat(features, -1), "mtp.0.main_proj"), "mtp.0.main_norm")
+        block = torch.full((ids.shape[0], len(at), size), c.dspark_noise_token_id, device=ids.device)
+        block[..., 0] = ids[:, at + 1]
+        h, pre = self.embed(block)
+        h = h.detach()
+        pos = at[:, None] + 1 + torch.arange(size, device=at.device)
+        ring_at = at[:, None] - torch.arange(w, device=at.device)
+        counts = {}
+        for m in range(c.num_nextn_predict_layers):
+            p, layer = f"mtp.{m}", c.num_hidden_layers + m
+            ring = self.window_rows(f"{p}.attn", main, self.angles(layer, torch.arange(ids.shape[1], device=at.device)))
+            ring = ring[:, ring_at.clamp(min=0)]
+
+            def attend(x):
+                cos, sin = (a.view(len(at), size, -1) for a in self.angles(layer, pos.flatten()))
+                keys = torch.cat((ring, self.window_rows(f"{p}.attn", x, (cos, sin))), 2)
+                q = self.query(f"{p}.attn", x.flatten(1, 2), (cos.flatten(0, 1), sin.flatten(0, 1)))[1]
+                q = q.unflatten(1, (len(at), size))
+                logits = torch.einsum("bashd,bakd->bashk", q, keys).to(self.real) * c.head_dim ** -.5
+                seen = F.pad(ring_at >= 0, (0, size), value=True)
+                logits = logits.masked_fill(~seen[None, :, None, None], -math.inf)
+                sink = self.exact(f"{p}.attn.attn_sink").view(1, 1, 1, -1, 1).expand(*logits.shape[:-1], 1)
+                share = torch.cat((logits, sink), -1).softmax(-1)[..., :-1].to(self.mm)
+                o = torch.einsum("bashk,bakd->bashd", share, keys).flatten(1, 2)
+                y = self.output(f"{p}.attn", o, (cos.flatten(0, 1), sin.flatten(0, 1)))
+                return y.unflatten(1, (len(at), size))
+
+            h, pre, counts[p] = self.block(p, h, pre, attend, c.dspark_num_experts_per_tok)
+        y = self.collapse(h, pre)
+        logits = self.full_norm(y, f"{last}.norm") @ self.exact("head").detach().T
+        e = F.embedding(ids[:, pos], self.exact(f"{last}.markov_head.embed"))
+        logits = logits + e @ self.exact(f"{last}.markov_head.head").T
+        confidence = torch.cat((y.detach().to(self.real), e.detach()), -1) @ self.exact(f"{last}.confidence_head.proj")[0]
+        return logits, confidence, counts
+
+
+def top_k(score, k):
+    """Best k columns, higher score first, then lower index: [..., C] -> [..., k] ascending, -1 at the end."""
+    c = score.shape[-1]
+    if score.device.type == "cpu":
+        best, at = score.sort(stable=True, dim=-1, descending=True)
+        best, at = best[..., :k], at[..., :k]
+    else:                               # ties go anywhere, which training does not mind
+        best, at = score.topk(min(k, c), -1, sorted=False)
+    at = at.masked_fill(best == -math.inf, c).sort(-1).values
+    return F.pad(at.masked_fill(at == c, -1), (0, k - at.shape[-1]), value=-1)
+
+
+def best_blocks(score, visible, size, count):
+    """Blocks of entries in the candidate pool: score [B, T, C], visible [T] -> bool [B, T, blocks]."""
+    c = score.shape[-1]
+    n = -(-c // size)
+    top = F.pad(score, (0, n * size - c), value=-math.inf).unflatten(-1, (n, size)).amax(-1)
+    newest = torch.arange(n, device=score.device) == ((visible - 1) // size)[:, None]
+    at = top_k(top.masked_fill(newest & (visible > 0)[:, None], math.inf), min(count, n))
+    keep = torch.zeros(*top.shape[:-1], n + 1, dtype=torch.bool, device=score.device)
+    return keep.scatter_(-1, at.masked_fill(at < 0, n), True)[..., :n]
+
+
+def initial(name, shape, c, g):
+    """Where training starts. Branches begin small, streams nearly keep to themselves."""
+    x = torch.randn(shape, generator=g)
+    n, depth = c.hc_mult, c.num_hidden_layers
+    if name.endswith("_fn"):
+        return x * .2 / math.sqrt(shape[1])
+    if name.endswith("_scale"):
+        return torch.ones(shape)
+    if name.endswith("_base"):
+        base = torch.cat((torch.full((n,), -math.log(n - 1.0) if n > 1 else 4.0), torch.zeros(n),
+                          (4 * torch.eye(n)).flatten()))
+        return base + .1 * x
+    if name.endswith((".bias", ".bias_vl", "attn_sink")):
+        return torch.zeros(shape)
+    if len(shape) == 1 or name.endswith(("q_weight", "k_weight")):
+        return torch.ones(shape)
+    if name == "embed" or name.endswith("markov_head.embed"):
+        return x
+    if name.endswith("engram.embed"):
+        return .02 * x
+    gain = .5 / math.sqrt(depth) if name.endswith(("wo_b", ".w2", "markov_head.head")) else 1.0
+    gain = .1 if name == "head" or "confidence" in name else gain
+    return gain * x / math.sqrt(shape[-1])
+
+
+def stack_experts(shape, tensors):
+    """Tensors under official names (without ".weight") -> those of the model, routed experts stacked."""
+    out = {}
+    for name, _, size in shape.tensors():
+        stem, part = name.rsplit(".", 1) if ".ffn.experts." in name else (name, None)
+        out[name] = torch.stack([tensors[f"{stem}.{e}.{part}"] for e in range(size[0])]) if part else tensors[name]
+        assert tuple(out[name].shape) == tuple(size), name
+    return out
