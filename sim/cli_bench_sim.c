@@ -114,7 +114,8 @@ static cedar_status keep_step(void *self, const cedar_step_row *row, cedar_err *
     return r->count < STORE_STEPS ? rows_add(r, sizeof *row, row, err) : CEDAR_OK;
 }
 
-static const cedar_observer silent = { NULL, NULL, no_run, no_session, no_request, no_step, no_quality, no_end, NULL };
+static const cedar_observer silent = { .run_begin = no_run, .session = no_session, .request = no_request,
+                                       .step = no_step, .quality = no_quality, .run_end = no_end };
 
 /* --- the replay --------------------------------------------------------------------------------------------------- */
 

@@ -487,7 +487,7 @@ START_TEST(test_store_close) {
     WANT(db, "pragma_foreign_key_check", { "COUNT(*)", 0 });
     WANT(db, "manifest", { "finished", 1 });
     WANT(db, "pragma_application_id", { "application_id", 0x43454452 });
-    WANT(db, "pragma_user_version", { "user_version", 3 });
+    WANT(db, "pragma_user_version", { "user_version", 4 });
     sqlite3_close(db);
 }
 END_TEST
@@ -741,8 +741,8 @@ START_TEST(test_foreign_files) {
     sqlite3 *db = open_plain();
     ck_assert_int_eq(sqlite3_exec(db, "PRAGMA user_version = 0", NULL, NULL, NULL), SQLITE_OK);
     ck_assert_int_eq(cedar_report_text(db_path, f, 80, false, &err), CEDAR_E_FORMAT);
-    ck_assert_ptr_nonnull(strstr(err.msg, "schema 0, this cedar reads schema 3"));
-    ck_assert_int_eq(sqlite3_exec(db, "PRAGMA user_version = 3", NULL, NULL, NULL), SQLITE_OK);
+    ck_assert_ptr_nonnull(strstr(err.msg, "schema 0, this cedar reads schema 4"));
+    ck_assert_int_eq(sqlite3_exec(db, "PRAGMA user_version = 4", NULL, NULL, NULL), SQLITE_OK);
     sqlite3_close(db);
     /* Truncated, and with a page overwritten. */
     ck_assert_int_eq(truncate(db_path, 8192), 0);
