@@ -172,6 +172,11 @@ static const cedar_opt_info table[] = {
       AT(batch_max) },
     { "continuation", CEDAR_OPT_CHOICE, "forced", 0, 0, "forced|greedy",
       "tokens that go on a prompt: the recorded answer's, or the engine's own", AT(continuation) },
+    { "draft_tokens", CEDAR_OPT_INT, "0", 0, 64, NULL,
+      "drafted tokens that a decode step verifies behind the sampled one; 0 = no speculation", AT(draft_tokens) },
+    { "acceptance_length", CEDAR_OPT_REAL, "0", 0, 65, NULL,
+      "mean tokens of a decode step with drafts, drawn instead of verified; 0 = drafts are verified",
+      AT(acceptance_ppb) },
 
     { "clock", CEDAR_OPT_CHOICE, "measured", 0, 0, "measured|recorded|modelled|wall",
       "whose durations: the engine's, an earlier run's, the cost model's; wall: real time (backend http)", AT(clock) },
@@ -713,8 +718,9 @@ static cedar_status check_http_only(const cedar_run_opts *o, cedar_err *err) {
     static const char *const keys[] = { "weights_seed", "arith", "threads", "floor_mode", "admission", "replay", "cut",
                                         "encoder_rows", "decoder_rows", "adopt_short_hits", "prefix_cache", "kv_pages",
                                         "window_cache_bytes", "engines", "step_tokens", "chunk_tokens", "batch_max",
-                                        "continuation", "hardware", "graphs", "pace", "pace_step_us", "pace_row_us",
-                                        "steps_per_row", "quality", "quality_every", "prompt_scores" };
+                                        "continuation", "draft_tokens", "acceptance_length", "hardware", "graphs",
+                                        "pace", "pace_step_us", "pace_row_us", "steps_per_row", "quality",
+                                        "quality_every", "prompt_scores" };
     for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
         const cedar_opt_info *k = &table[find_key(keys[i])];
         if (strcmp(cedar_opts_get(o, keys[i]), k->value_default))
@@ -784,6 +790,16 @@ cedar_status cedar_opts_check(const cedar_run_opts *o, cedar_err *err) {
         return cedar_fail(err, CEDAR_E_ARG, "chunk_tokens = %lld is more than step_tokens = %lld; a chunk is part of "
                                             "a step",
                           (long long)o->chunk_tokens, (long long)o->step_tokens);
+    if (o->acceptance_ppb && (o->acceptance_ppb < BILLION || o->acceptance_ppb > (o->draft_tokens + 1) * BILLION))
+        return cedar_fail(err, CEDAR_E_ARG, "acceptance_length = %s: a step with draft_tokens = %lld makes 1 to %lld "
+                          "tokens", cedar_opts_get(o, "acceptance_length"), (long long)o->draft_tokens,
+                          (long long)o->draft_tokens + 1);
+    if (o->acceptance_ppb && o->continuation == CEDAR_CONTINUATION_GREEDY)
+        return cedar_fail(err, CEDAR_E_ARG, "acceptance_length needs continuation = forced: the engine's own answer "
+                          "is what it accepts");
+    if (o->draft_tokens >= o->step_tokens)
+        return cedar_fail(err, CEDAR_E_ARG, "draft_tokens = %lld leaves no room in step_tokens = %lld: a decode step "
+                          "has one row more than drafts", (long long)o->draft_tokens, (long long)o->step_tokens);
     if (o->prompt_scores && !o->quality)
         return cedar_fail(err, CEDAR_E_ARG, "prompt_scores = true needs quality = true");
     if (o->kv_pages > 0 && o->kv_pages * o->page_tokens < o->context_max)

@@ -385,7 +385,8 @@ START_TEST(a_run_of_token_ids) {
         ck_assert_str_eq(s->path, "/v1/completions");
         ck_assert_str_eq(s->key, "Bearer sk-secret");
         ck_assert_ptr_nonnull(strstr(s->body, "\"model\":\"some/name\",\"stream\":true,"
-                                     "\"stream_options\":{\"include_usage\":true},\"ignore_eos\":true,\"temperature\":0.5,\"min_tokens\":6,\"prompt\":["));
+                                     "\"stream_options\":{\"include_usage\":true},"
+                                     "\"ignore_eos\":true,\"temperature\":0.5,\"min_tokens\":6,\"prompt\":["));
         ck_assert_ptr_nonnull(strstr(s->body, "],\"max_tokens\":6}"));
         ck_assert_int_eq(strncmp(s->session, "cedar-", 6), 0);
     }
