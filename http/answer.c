@@ -96,9 +96,10 @@ bool http_says_overflow(const char *text) {
     return false;
 }
 
-static void take_out(char *text, const char *word) {
+/* Stars, since what is left and right of a word that is taken out may make the same word again. */
+static void blot_out(char *text, const char *word) {
     size_t n = strlen(word);
-    for (char *at = text; n && (at = strstr(at, word));) memmove(at, at + n, strlen(at + n) + 1);
+    for (char *at = text; n && (at = strstr(at, word));) memset(at, '*', n);
 }
 
 /* Bytes of the character at s, 0 when it is not UTF-8. */
@@ -111,7 +112,7 @@ static size_t character(const unsigned char *s) {
 }
 
 void http_clean_text(char *text, const char *key) {
-    if (key) take_out(text, key);
+    if (key) blot_out(text, key);
     for (unsigned char *s = (unsigned char *)text; *s;) {
         size_t n = character(s);
         if (n == 1 && !isprint(*s)) *s = ' ';

@@ -51,7 +51,7 @@ void http_error_text(const char *body, size_t bytes, char out[CEDAR_HTTP_ERROR_B
 /* Whether an error's text says that prompt and answer exceed the context. */
 bool http_says_overflow(const char *text);
 
-/* Takes out the key, and everything that is not printable UTF-8. key may be NULL. */
+/* Blots out the key, and everything that is not printable UTF-8. key may be NULL. */
 void http_clean_text(char *text, const char *key);
 
 #endif

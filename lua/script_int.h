@@ -1,9 +1,9 @@
 /* Private to lua/: the state of one scenario execution, and what the files share.
  *
  * script.c owns the execution, sandbox.c limits and globals, stdlib.c the changed library functions, verbs.c the
- * verbs, search.c those that try many points, audit.c audits, policy.c functions that a run calls, values.c
- * conversions. Every function that takes a lua_State may raise a Lua error unless it says otherwise; C memory that must
- * survive that lives in Lua userdata. */
+ * verbs, search.c those that try many points, audit.c audits, paired.c comparisons by request, policy.c functions that
+ * a run calls, values.c conversions. Every function that takes a lua_State may raise a Lua error unless it says
+ * otherwise; C memory that must survive that lives in Lua userdata. */
 #ifndef CEDAR_LUA_SCRIPT_INT_H
 #define CEDAR_LUA_SCRIPT_INT_H
 
@@ -74,6 +74,9 @@ int verb_frontier(lua_State *L);
 
 /* audit.c: audit{...}. */
 int verb_audit(lua_State *L);
+
+/* paired.c: paired(a, b, {...}). */
+int verb_paired(lua_State *L);
 
 /* policy.c: makes the function at `index` the run's admission policy, and its name and hash the option `admission`. */
 void policy_set(lua_State *L, const char *verb, cedar_run_opts *o, int index);

@@ -395,6 +395,7 @@ void verbs_open(lua_State *L) {
     static const luaL_Reg verbs[] = { { "run", verb_run }, { "sweep", verb_sweep }, { "compare", verb_compare },
                                       { "expect", verb_expect }, { "print", verb_print }, { "note", verb_note },
                                       { "options", verb_options }, { "search", verb_search },
-                                      { "frontier", verb_frontier }, { "audit", verb_audit }, { NULL, NULL } };
+                                      { "frontier", verb_frontier }, { "audit", verb_audit },
+                                      { "paired", verb_paired }, { NULL, NULL } };
     luaL_setfuncs(L, verbs, 0);
 }

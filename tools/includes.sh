@@ -18,7 +18,7 @@ allowed() {     # FILE INCLUDED
     sim/*' audit/audit.h' | sim/*' audit/divergence.h' | lua/*' audit/audit.h' | reports/*' audit/observer.h') ;;
     sim/*' base/'* | sim/*' sim/'* | sim/*' engine/engine.h' | sim/*' traces/traces.h') ;;
     sim/main.c' lua/script.h' | sim/main.c' reports/reports.h') ;;
-    sim/cli*' engine/gpu_bench.h') ;;
+    sim/cli*' engine/gpu_bench.h' | sim/cli*' audit/stats.h') ;;
     sim/cli*' lua/script.h' | sim/cli*' lua/hardware.h' | sim/cli*' reports/reports.h') ;;
     lua/*' base/'* | lua/*' lua/'* | lua/*' sim/sim.h' | lua/*' sim/observer.h' | lua/*' sim/cost.h') ;;
     reports/*' base/'* | reports/*' reports/'* | reports/*' sim/observer.h') ;;
