@@ -366,14 +366,13 @@ static void end_answer(fault_server *v, connection *c) {
 static void drop(fault_server *v, connection *c, bool reset) {
     struct linger now = { 1, 0 };
     end_answer(v, c);
+    v->list[c->at] = v->list[--v->count];
+    v->list[c->at]->at = c->at;
     if (reset) setsockopt(c->fd, SOL_SOCKET, SO_LINGER, &now, sizeof now);
-    size_t at = c->at;
     close(c->fd);
     free(c->in);
     free(c->out);
     free(c);
-    v->list[at] = v->list[--v->count];
-    v->list[at]->at = at;
 }
 
 /* Sends what is due. */
