@@ -1,9 +1,11 @@
 -- endpoint-ab: is endpoint B faster than endpoint A on the same agent sessions, request by request?
 --
--- Time      real time: four times what 30 requests take at your endpoints. Edit `arms` first: two endpoints (one with
---           bounded replay and one without, say), or one endpoint with two bodies.
--- Plays     the same recorded sessions, lanes and think times against A, B, B, A. Contents differ from run to run, so
---           that no run hits what another has left in the prefix cache; lengths and shared prefixes are the same.
+-- Time      real time: four times what 30 requests take at your endpoints; two minutes with `cedar serve --model tiny`
+--           on ports 8000 and 8001 of two busy cores. Edit `arms` first: two endpoints (one with bounded replay and one
+--           without, say), or one endpoint with two bodies.
+-- Plays     the same recorded sessions, lanes and think times against A, B, B, A, behind one first turn of each session
+--           that warms up both. Contents differ from run to run, so that no run hits what another has left in the
+--           prefix cache, system prompts excepted; lengths and shared prefixes are the same.
 -- Look at   ratio b/a with its 95 % interval, over requests paired by session, stream and turn and resampled by
 --           session: below 1, B is faster. The rows "A again" and "B again" compare an arm with itself: they show what
 --           the machine and the order of runs do, and should hold 1.
@@ -21,16 +23,19 @@ local base = {
   trace = "traces/kv-cache-tester/trace_0057.json,traces/kv-cache-tester/trace_0103.json,"
     .. "traces/kv-cache-tester/trace_0187.json,traces/kv-cache-tester/trace_0460.json,"
     .. "traces/kv-cache-tester/trace_0504.json,traces/kv-cache-tester/trace_0538.json",
-  length_scale = 1/16, lanes = 3, turns_max = 8, think_cap_s = 1, seed = 42,
+  length_scale = 1/32, lanes = 3, turns_max = 8, think_cap_s = 1, seed = 42,
 }
 
-local function play(name)
+local function play(name, turns)
   local o = {}
   for k, v in pairs(base) do o[k] = v end
   for k, v in pairs(arms[name]) do o[k] = v end
+  if turns then o.turns_max, o.label = turns, name .. " warm-up" end
   return run(o)
 end
 
+play("A", 1)
+play("B", 1)
 local a1, b1, b2, a2 = play("A"), play("B"), play("B"), play("A")
 
 print(string.format("%-4s %9s %7s %10s %8s %9s %12s %12s %11s %11s %10s", "arm", "requests", "errors", "prompt",
