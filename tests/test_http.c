@@ -60,6 +60,7 @@ static const struct { const char *stream, *events; } streams[] = {
     { "data:a\r\n\r\ndata:  b\r\n\r\n", "[a][ b]" },
     { "data: a\r\rdata: b\r\r", "[a][b]" },
     { "data: a\ndata: b\n\n", "[a\nb]" },
+    { "data: a\r\ndata: b\r\n\r\n", "[a\nb]" },
     { "\xEF\xBB\xBF" "data: a\n\n", "[a]" },
     { "\n\n: comment\nevent: x\nid: 7\nretry: 3\n\ndata: a\n\n", "[a]" },
     { "data\n\ndata:\n\n", "[][]" },
@@ -225,6 +226,7 @@ typedef struct rows {
     double metric_sum;
     volatile int stop;
     size_t stop_at;                         /* rows of requests; 0 = never */
+    int64_t fail_alloc;                     /* the run's n-th allocation fails; 0 = none does */
     char config[16384], origin[256];
 } rows;
 
@@ -353,7 +355,9 @@ static cedar_status play(const char *trace, const char *endpoints, const char *s
     cedar_run_host host = { .observer = &obs, .data_dir = ".", .stop = &x->stop };
     int64_t live = cedar_mem_live();
     *out = (cedar_run_result){ 0 };
+    cedar_mem_fail_at(x->fail_alloc);
     cedar_status st = cedar_run(o, 1, &host, out, err);
+    cedar_mem_fail_at(0);
     ck_assert_int_eq(cedar_mem_live(), live);
     cedar_opts_free(o);
     return st;
@@ -377,6 +381,7 @@ static void play_at(fault_server *v, const char *trace, const char *settings, ro
         ck_assert_int_ge(r->last_ns, r->first_ns);
         ck_assert_int_ge(x->http[i].end_ns, r->last_ns);
         ck_assert(!*r->error == !*x->http[i].error_class);
+        if (*r->error) ck_assert_uint_eq(r->in_tokens, x->http[i].in_asked);
     }
 }
 
@@ -632,6 +637,31 @@ START_TEST(nobody_listens) {
     ck_assert_str_eq(y.status, "failed");
     ck_assert_uint_eq(y.count, 0);
     rows_free(&y);
+    drop_traces(trace);
+}
+END_TEST
+
+/* Each allocation of a run fails once: an error that says so, nothing leaks, nothing hangs. */
+START_TEST(memory_runs_out) {
+    static const fault script[] = { FAULT_NONE, FAULT_400, FAULT_LONG_EVENT };
+    char *trace = make_traces(2, 3, 3), url[64];
+    fault_server v = { .script = script, .script_count = 3 };
+    server_start(&v);
+    snprintf(url, sizeof url, "http://127.0.0.1:%d", v.port);
+    int64_t n = 0;
+    for (int well = 0; well < 3 && n < 2000; n++) {     /* some failures are survived: an error's text is lost */
+        rows x = { .fail_alloc = n + 1 };
+        cedar_run_result r;
+        cedar_err err = { 0 };
+        cedar_status st = play(trace, url, "lanes=2 think_cap_s=0 http_metrics=true", &x, &r, &err);
+        ck_assert_msg(st == CEDAR_OK || (st == CEDAR_E_OOM && *err.msg), "allocation %d: %s", (int)n + 1, err.msg);
+        ck_assert_uint_le(x.count - x.http_count, st != CEDAR_OK);     /* it may have run out between the two rows */
+        well = st ? 0 : well + 1;
+        rows_free(&x);
+    }
+    ck_assert_int_gt(n, 40);
+    server_stop(&v);
+    server_forget(&v);
     drop_traces(trace);
 }
 END_TEST
@@ -945,6 +975,7 @@ int main(void) {
     tcase_add_test(t, short_answers);
     tcase_add_test(t, no_answer_is_one_token);
     tcase_add_test(t, nobody_listens);
+    tcase_add_test(t, memory_runs_out);
     tcase_add_test(t, too_many_errors_end_a_run);
     tcase_add_test(t, nothing_hangs_and_nothing_is_dropped);
     tcase_add_test(t, agentx_rules_in_real_time);
