@@ -16,6 +16,21 @@
 #include "sim/shape.h"
 #include "sim/sim.h"
 
+/* Runs a[i] against b[i] [count], request by request. */
+typedef struct cedar_paired_opts {
+    const int64_t *a, *b;                   /* numbers of runs */
+    size_t count;
+    const char *metric;
+    uint32_t resamples;
+    uint64_t seed;
+} cedar_paired_opts;
+
+/* Means over pairs of requests; differences b - a and ratios b / a, with 95 % intervals; NaN: nothing to say. */
+typedef struct cedar_paired {
+    uint64_t pairs, sessions, left_out;     /* left_out: requests without a partner */
+    double mean_a, mean_b, diff, diff_lo, diff_hi, ratio, ratio_lo, ratio_hi;
+} cedar_paired;
+
 /* What a scenario may do to the world: everything goes through here. */
 typedef struct cedar_script_host {
     void *self;
@@ -23,6 +38,8 @@ typedef struct cedar_script_host {
     cedar_status (*run)(void *self, const cedar_run_opts *opts, cedar_run_result *out, cedar_err *err);
     /* Plays an audit. */
     cedar_status (*audit)(void *self, const cedar_audit_opts *opts, cedar_audit_result *out, cedar_err *err);
+    /* Compares runs that have been played; NULL: cannot. */
+    cedar_status (*paired)(void *self, const cedar_paired_opts *opts, cedar_paired *out, cedar_err *err);
     /* Records an expectation; ok or not, the scenario goes on. */
     cedar_status (*expect)(void *self, const char *what, bool ok, const char *detail, cedar_err *err);
     /* Reads a file of published figures; the caller frees it (cedar_published_free). NULL: there are none. */

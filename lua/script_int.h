@@ -1,8 +1,9 @@
 /* Private to lua/: the state of one scenario execution, and what the files share.
  *
  * script.c owns the execution, sandbox.c limits and globals, stdlib.c the changed library functions, verbs.c the
- * verbs, search.c those that try many points, audit.c audits, findings.c ladders and claims, policy.c functions that a
- * run calls, values.c conversions. Every function that takes a lua_State may raise a Lua error unless it says
+ * verbs, search.c those that try many points, audit.c audits, paired.c comparisons by request, findings.c ladders and
+ * claims, policy.c functions that a run calls, values.c conversions. Every function that takes a lua_State may raise a Lua
+ * error unless it says
  * otherwise; C memory that must survive that lives in Lua userdata. */
 #ifndef CEDAR_LUA_SCRIPT_INT_H
 #define CEDAR_LUA_SCRIPT_INT_H
@@ -81,6 +82,8 @@ int verb_published(lua_State *L);
 int verb_shape(lua_State *L);
 int verb_ladder(lua_State *L);
 int verb_claim(lua_State *L);
+/* paired.c: paired(a, b, {...}). */
+int verb_paired(lua_State *L);
 
 /* policy.c: makes the function at `index` the run's admission policy, and its name and hash the option `admission`. */
 void policy_set(lua_State *L, const char *verb, cedar_run_opts *o, int index);

@@ -9,13 +9,15 @@
 static const char *const view_names[] = {
     "v_summary", "v_population", "v_request_times", "v_latency", "v_interactivity", "v_throughput", "v_qps",
     "v_qps_windows", "v_cache", "v_misses", "v_steps", "v_engines", "v_speculation", "v_memory", "v_quality",
-    "v_quality_offset", "v_quality_turn", "v_quality_depth", "v_kl_histogram", "v_sessions", "v_validity", "v_floor",
+    "v_quality_offset", "v_quality_turn", "v_quality_depth", "v_kl_histogram", "v_http", "v_http_errors", "v_sessions",
+    "v_validity", "v_floor",
     "v_arms", "v_frontier", "v_frontier_at", "v_answers",
     "v_audit", "v_audit_excess", "v_audit_offset", "v_audit_profile", "v_audit_turn", "v_audit_depth", "v_audit_suffix",
     "v_audit_length", "v_audit_globals", "v_audit_map", "v_audit_layers", "v_audit_greedy", "v_audit_drafts",
     "v_audit_needles", "v_audit_cost",
     "v_ladder", "v_ladder_figures", "v_claims", "v_claims_summary", "v_claim_sensitivity", "v_claim_points",
-    "manifest", "runs", "sessions", "requests", "steps", "quality", "expectations",
+    "manifest", "runs", "sessions", "requests", "steps", "quality", "expectations", "http_requests",
+    "endpoint_metrics",
     "audits", "audit_arms", "audit_fronts", "audit_turns", "audit_positions", "audit_layers", "audit_globals",
     "audit_greedy", "audit_drafts", "audit_needles", "audit_stats",
     "ladders", "ladder_rungs", "ladder_figures", "claims", "claim_sensitivity"

@@ -128,6 +128,25 @@ typedef struct cedar_import_counts {
 cedar_status cedar_import_aiperf(const char *path, const char *db_path, const cedar_import_opts *opts,
                                  cedar_import_counts *out, cedar_err *err) CEDAR_USE_RESULT;
 
+/* --- requests that two runs have in common, for paired comparisons of scenarios ----------------------------------- */
+
+typedef struct cedar_pair {
+    double a, b;                /* sums over the requests that both runs have a value of */
+    uint64_t count;
+} cedar_pair;
+
+typedef struct cedar_pairs {
+    cedar_pair *list;           /* [count] one for each (lane, pass), in that order */
+    size_t count;
+    uint64_t left_out;          /* requests of either run without a partner */
+} cedar_pairs;
+
+/* Runs a[i] and b[i] [n], request by request: same lane, pass, trace, stream and turn. metric: ttft_ms, itl_ms, e2el_ms
+ * or e2e_norm_ms, over kept requests. Owned by the caller. */
+cedar_status cedar_pairs_load(const char *path, const int64_t *a, const int64_t *b, size_t n, const char *metric,
+                              cedar_pairs *out, cedar_err *err) CEDAR_USE_RESULT;
+void cedar_pairs_free(cedar_pairs *p);
+
 /* Names that cedar_report_csv takes, for help: the views in the order of docs/METRICS.md, then the tables. */
 const char *const *cedar_report_views(size_t *count);
 

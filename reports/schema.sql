@@ -151,6 +151,31 @@ CREATE TABLE request_ends (                 -- requests whose response went on a
     PRIMARY KEY (run_id, request_id)
 ) STRICT, WITHOUT ROWID;
 
+CREATE TABLE http_requests (                -- requests of runs at endpoints (backend "http")
+    run_id           INTEGER NOT NULL REFERENCES runs,
+    request_id       INTEGER NOT NULL CHECK (request_id >= 1),
+    endpoint         INTEGER NOT NULL,      -- 1, 2, ...; 0: it was not sent
+    status           INTEGER NOT NULL,      -- HTTP status, 0: none came
+    error_class      TEXT    NOT NULL,      -- "" or what went wrong
+    finish           TEXT    NOT NULL,      -- finish_reason, "": none
+    in_asked         INTEGER NOT NULL,      -- tokens of the prompt as it was made; requests.in_tokens: as counted there
+    out_asked        INTEGER NOT NULL,      -- max_tokens
+    deltas           INTEGER NOT NULL,      -- events with content
+    "usage"          INTEGER NOT NULL CHECK ("usage" IN (0, 1)),   -- 1: the endpoint has counted tokens
+    retry_after_s    INTEGER NOT NULL,      -- -1: not asked for
+    end_ns           INTEGER NOT NULL,      -- meter, the answer is complete or has failed; timing
+    PRIMARY KEY (run_id, request_id)
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE endpoint_metrics (             -- samples of the endpoints' /metrics, with http_metrics
+    run_id           INTEGER NOT NULL REFERENCES runs,
+    endpoint         INTEGER NOT NULL CHECK (endpoint >= 1),
+    moment           TEXT    NOT NULL CHECK (moment = 'before' OR moment = 'after'),
+    name             TEXT    NOT NULL,
+    labels           TEXT    NOT NULL,
+    value            REAL    NOT NULL
+) STRICT;
+
 -- One row per engine step, or in modelled runs with steps_per_row > 1 per so many steps of one engine: then counts are
 -- sums over them, and waiting, running, pages_cached and bytes are the most of any, pages_free the least.
 CREATE TABLE steps (
@@ -512,7 +537,8 @@ INSERT INTO timing_columns (table_name, column_name) VALUES
     ('manifest', 'started_at'), ('runs', 'end_ns'), ('runs', 'wall_ns'), ('runs', 'profile_ns'),
     ('sessions', 'start_ns'), ('sessions', 'end_ns'), ('requests', 'arrival_ns'), ('requests', 'admit_ns'),
     ('requests', 'first_ns'),
-    ('requests', 'last_ns'), ('request_ends', 'end_ns'), ('steps', 'start_ns'), ('steps', 'end_ns'),
+    ('requests', 'last_ns'), ('request_ends', 'end_ns'),
+    ('http_requests', 'end_ns'), ('steps', 'start_ns'), ('steps', 'end_ns'),
     ('steps', 'duration_ns'), ('steps', 'plan_ns'), ('audits', 'exact_ns'), ('audits', 'forward_ns'),
     ('audits', 'score_ns'), ('audits', 'wall_ns'), ('audit_arms', 'prompt_ns'), ('audit_arms', 'forward_ns'),
     ('audit_turns', 'prompt_ns'), ('audit_turns', 'forward_ns'),

@@ -139,8 +139,19 @@ static const column run_end_columns[] = {
 #define EXPECT(member, kind) { #member, COLUMN_##kind, offsetof(cedar_expect_row, member) }
 static const column expect_columns[] = { EXPECT(what, TEXT), EXPECT(detail, TEXT), EXPECT(ok, BOOL) };
 
+#define HTTP(member, kind) { #member, COLUMN_##kind, offsetof(cedar_http_row, member) }
+static const column http_columns[] = {
+    HTTP(run_id, I64), HTTP(request_id, I64), HTTP(endpoint, U32), HTTP(status, I32), HTTP(error_class, TEXT),
+    HTTP(finish, TEXT), HTTP(in_asked, U32), HTTP(out_asked, U32), HTTP(deltas, U32), HTTP(usage, BOOL),
+    HTTP(retry_after_s, I64), HTTP(end_ns, I64)
+};
+
+#define METRIC(member, kind) { #member, COLUMN_##kind, offsetof(cedar_metric_row, member) }
+static const column metric_columns[] = { METRIC(run_id, I64), METRIC(endpoint, U32), METRIC(moment, TEXT),
+                                         METRIC(name, TEXT),  METRIC(labels, TEXT),  METRIC(value, REAL) };
+
 typedef enum statement { ST_MANIFEST, ST_RUN, ST_SESSION, ST_REQUEST, ST_END, ST_STEP, ST_QUALITY, ST_RUN_END,
-                         ST_EXPECT, ST_COUNT } statement;
+                         ST_EXPECT, ST_HTTP, ST_METRIC, ST_COUNT } statement;
 
 static const reports_row_kind statements[ST_COUNT] = {
     [ST_MANIFEST] = { "manifest", manifest_columns, sizeof manifest_columns / sizeof *manifest_columns,
@@ -153,7 +164,10 @@ static const reports_row_kind statements[ST_COUNT] = {
     [ST_QUALITY] = { "quality", quality_columns, sizeof quality_columns / sizeof *quality_columns, .commit = false },
     [ST_RUN_END] = { "runs", run_end_columns, sizeof run_end_columns / sizeof *run_end_columns, .commit = true,
                      .keys = 1 },
-    [ST_EXPECT] = { "expectations", expect_columns, sizeof expect_columns / sizeof *expect_columns, .commit = true }
+    [ST_EXPECT] = { "expectations", expect_columns, sizeof expect_columns / sizeof *expect_columns, .commit = true },
+    [ST_HTTP] = { "http_requests", http_columns, sizeof http_columns / sizeof *http_columns, .commit = false },
+    [ST_METRIC] = { "endpoint_metrics", metric_columns, sizeof metric_columns / sizeof *metric_columns,
+                    .commit = false }
 };
 
 struct cedar_store {
@@ -306,6 +320,17 @@ static cedar_status on_finding(void *self, cedar_finding kind, const void *row, 
     return write_kind(s, s->finding[kind], reports_finding_kind(kind), row, err);
 }
 
+/* An answer's end is also what throughput counts to, where it comes behind the last token. */
+static cedar_status on_http(void *self, const cedar_http_row *row, cedar_err *err) {
+    const reports_end_row end = { .run_id = row->run_id, .request_id = row->request_id, .end_ns = row->end_ns };
+    cedar_status st = write_row(self, ST_HTTP, row, err);
+    return st || !row->endpoint ? st : write_row(self, ST_END, &end, err);
+}
+
+static cedar_status on_metric(void *self, const cedar_metric_row *row, cedar_err *err) {
+    return write_row(self, ST_METRIC, row, err);
+}
+
 cedar_status reports_store_end(cedar_store *s, const reports_end_row *row, cedar_err *err) {
     return write_row(s, ST_END, row, err);
 }
@@ -450,7 +475,7 @@ cedar_status cedar_store_create(const char *path, bool replace, cedar_store **ou
         return cedar_fail(err, CEDAR_E_OOM, "%s: out of memory for the store", path);
     }
     s->observer = (cedar_observer){ s, on_manifest, on_run_begin, on_session, on_request, on_step, on_quality,
-                                    on_run_end, on_expect, on_finding };
+                                    on_run_end, on_expect, on_finding, on_http, on_metric };
     s->audit_observer = (cedar_audit_observer){ s, on_audit };
     bool claimed = false;
     cedar_status st = clear_way(path, replace, err);

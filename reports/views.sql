@@ -289,6 +289,27 @@ FROM quality q JOIN decades d ON CASE d.bucket WHEN 0 THEN q.kl_pq <= 0 WHEN 1 T
     WHEN 10 THEN q.kl_pq >= d.lo ELSE q.kl_pq >= d.lo AND q.kl_pq < d.hi END
 GROUP BY q.run_id, d.bucket ORDER BY q.run_id, d.bucket;
 
+CREATE VIEW v_http AS                       -- per run and endpoint: what was asked, what came; over profiling requests
+SELECT h.run_id, h.endpoint, COUNT(*) AS requests, COUNT(*) FILTER (WHERE r.error = '') AS answered,
+       COUNT(*) FILTER (WHERE r.error <> '') AS failed,
+       COUNT(*) FILTER (WHERE r.error = '' AND r.out_tokens < h.out_asked) AS stopped_early,
+       SUM(h.in_asked) FILTER (WHERE r.error = '') AS prompt_asked,
+       SUM(r.in_tokens) FILTER (WHERE r.error = '') AS prompt_counted,
+       CAST(SUM(r.in_tokens) FILTER (WHERE r.error = '') AS REAL) /
+           NULLIF(SUM(h.in_asked) FILTER (WHERE r.error = ''), 0) AS prompt_ratio,
+       CAST(SUM(r.out_tokens) FILTER (WHERE r.error = '') AS REAL) /
+           NULLIF(SUM(h.deltas) FILTER (WHERE r.error = ''), 0) AS tokens_per_event,
+       AVG(r.arrival_ns - r.arrival_sched_ns) / 1e6 AS late_mean_ms,
+       MAX(r.arrival_ns - r.arrival_sched_ns) / 1e6 AS late_max_ms
+FROM http_requests h JOIN requests r USING (run_id, request_id)
+WHERE r.phase = 'profiling' GROUP BY h.run_id, h.endpoint ORDER BY h.run_id, h.endpoint;
+
+CREATE VIEW v_http_errors AS                -- per run, endpoint, class: failed requests of all phases
+SELECT h.run_id, h.endpoint, h.error_class, COUNT(*) AS requests, MIN(h.status) AS status_min,
+       MAX(h.status) AS status_max, MAX(h.retry_after_s) AS retry_after_s, MIN(r.error) AS example
+FROM http_requests h JOIN requests r USING (run_id, request_id)
+WHERE h.error_class <> '' GROUP BY h.run_id, h.endpoint, h.error_class ORDER BY h.run_id, h.endpoint, h.error_class;
+
 CREATE VIEW v_sessions AS                   -- per run and outcome
 SELECT run_id, outcome, COUNT(*) AS sessions, SUM(requests_planned) AS requests_planned,
        SUM(requests_done) AS requests_done

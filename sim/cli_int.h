@@ -35,6 +35,13 @@ int cedar_cli_bench(int argc, char **argv);
 int cedar_cli_bench_sim(int argc, char **argv);
 int cedar_cli_bench_gpu(int argc, char **argv);
 
+struct cedar_paired_opts;
+struct cedar_paired;
+
+/* Runs of a database compared request by request, with bootstrap intervals over sessions. */
+cedar_status cedar_cli_paired(const char *db, const struct cedar_paired_opts *o, struct cedar_paired *out,
+                              cedar_err *err) CEDAR_USE_RESULT;
+
 /* Prints "cedar: MESSAGE" to stderr and returns the exit code of the error's class. */
 int cedar_cli_fail(const cedar_err *err);
 int cedar_cli_exit_code(cedar_status st);

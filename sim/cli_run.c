@@ -218,6 +218,11 @@ static cedar_status host_audit(void *self, const cedar_audit_opts *opts, cedar_a
     return st;
 }
 
+static cedar_status host_paired(void *self, const cedar_paired_opts *opts, cedar_paired *out, cedar_err *err) {
+    const execution *x = self;
+    return cedar_cli_paired(x->db, opts, out, err);
+}
+
 static cedar_status host_expect(void *self, const char *what, bool ok, const char *detail, cedar_err *err) {
     execution *x = self;
     cedar_status st = need_store(x, err);
@@ -311,9 +316,9 @@ static int execute(execution *x) {
     if (!st) st = cedar_run_cache_new(&x->cache, &err);
     if (st) return cedar_cli_fail(&err);
     x->observer = (cedar_observer){ .self = x, .run_begin = first_run };
-    cedar_script_host host = { .self = x, .run = host_run, .audit = host_audit, .expect = host_expect,
-                               .published = host_published, .shape = host_shape, .finding = host_finding,
-                               .print = host_print };
+    cedar_script_host host = { .self = x, .run = host_run, .audit = host_audit, .paired = host_paired,
+                               .expect = host_expect, .published = host_published, .shape = host_shape,
+                               .finding = host_finding, .print = host_print };
     cedar_script_opts o = { .name = x->path, .text = x->text, .bytes = x->bytes, .overrides = x->overrides,
                             .override_count = x->override_count, .seed = scenario_seed(x->overrides, x->override_count),
                             .stop = cedar_cli_stop() };
@@ -358,6 +363,7 @@ int cedar_cli_run(int argc, char **argv) {
 
 typedef struct replay {
     cedar_stored *stored;
+    const char *db;
     char data_dir[1024];
     cedar_run_cache *cache;
     uint32_t runs, audits, different;
@@ -410,6 +416,9 @@ static cedar_status replay_run(void *self, const cedar_run_opts *opts, cedar_run
                           x->stored->run_count);
     }
     const cedar_stored_run *old = &x->stored->runs[x->runs++];
+    if (strcmp(cedar_opts_get(opts, "backend"), "http") == 0)
+        return cedar_fail(err, CEDAR_E_ARG, "run %" PRId64 " was played at an endpoint in real time, which does not "
+                          "repeat; such runs cannot be played again", old->run_id);
     if (strcmp(old->status, "finished") && strcmp(old->status, "interrupted")) {
         x->skipped++;
         printf("%4" PRId64 "  %-24.24s  not compared: its status is \"%s\"\n", old->run_id, old->label, old->status);
@@ -460,6 +469,12 @@ static cedar_status replay_audit(void *self, const cedar_audit_opts *opts, cedar
            old->result_hash, out->result_hash, out->positions, same ? "same" : "DIFFERENT");
     fflush(stdout);
     return CEDAR_OK;
+}
+
+/* What the recorded runs say, since these have the durations of those. */
+static cedar_status replay_paired(void *self, const cedar_paired_opts *opts, cedar_paired *out, cedar_err *err) {
+    const replay *x = self;
+    return cedar_cli_paired(x->db, opts, out, err);
 }
 
 static cedar_status replay_expect(void *self, const char *what, bool ok, const char *detail, cedar_err *err) {
@@ -518,6 +533,7 @@ static cedar_status replay_shape(void *self, const char *model, cedar_shape *out
 
 static int replay_all(replay *x, const char *db) {
     cedar_err err = { 0 };
+    x->db = db;
     json_t *doc = NULL;
     const char **words = NULL;
     size_t count = 0;
@@ -530,7 +546,7 @@ static int replay_all(replay *x, const char *db) {
     } else {
         cedar_script_host host = {
             .self = x, .published = replay_published, .shape = replay_shape, .run = replay_run,
-            .audit = replay_audit, .expect = replay_expect,
+            .audit = replay_audit, .paired = replay_paired, .expect = replay_expect,
             .print = x->verbose ? host_print : NULL
         };
         cedar_script_opts o = { .name = x->stored->scenario_path, .text = x->stored->scenario_text,

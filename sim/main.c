@@ -24,6 +24,7 @@ static const cedar_verb verbs[] = {
       "  cedar run scenarios/quickstart.lua                 play it; results in quickstart.db\n"
       "  cedar run scenarios/lanes.lua -o /tmp/a.db         elsewhere\n"
       "  cedar run scenarios/quickstart.lua -r lanes=8      again, with eight lanes\n"
+      "  cedar run scenarios/endpoint-ab.lua                two HTTP endpoints; name them in it first\n"
       "Ctrl-C ends after the step that is running; the database is complete up to there.\n",
       cedar_cli_run },
     { "report", "show the results of a run: text, HTML, or CSV",

@@ -85,6 +85,30 @@ typedef struct cedar_request_row {
     const char *error;                      /* "" or a sentence; then first/last may be -1 */
 } cedar_request_row;
 
+/* What came of a request at its endpoint (backend "http"); follows its cedar_request_row, whose in_tokens, out_tokens
+ * and hit_tokens are then those the endpoint has counted. A run in wall time does not repeat: all of it may differ. */
+typedef struct cedar_http_row {
+    int64_t run_id, request_id;
+    uint32_t endpoint;                      /* 1, 2, ...; 0: the request was not sent */
+    int32_t status;                         /* HTTP status, 0 = none came */
+    const char *error_class;                /* "" or a name of http/http.h */
+    const char *finish;                     /* finish_reason, "" = none */
+    uint32_t in_asked, out_asked;           /* tokens of the prompt that was made, and max_tokens */
+    uint32_t deltas;                        /* events with content */
+    bool usage;                             /* the endpoint has counted tokens */
+    int64_t retry_after_s;                  /* -1 = not asked for */
+    int64_t end_ns;                         /* [timing] meter: the answer is complete, or has failed */
+} cedar_http_row;
+
+/* A sample of an endpoint's /metrics. */
+typedef struct cedar_metric_row {
+    int64_t run_id;
+    uint32_t endpoint;
+    const char *moment;                     /* "before" | "after" */
+    const char *name, *labels;
+    double value;
+} cedar_metric_row;
+
 /* One step, or in modelled runs with steps_per_row > 1 several of one engine: counts are sums over them, waiting,
  * running, pages and bytes the most of any (pages_free the least). */
 typedef struct cedar_step_row {
@@ -206,6 +230,8 @@ typedef struct cedar_observer {
     cedar_status (*run_end)(void *self, const cedar_run_end_row *row, cedar_err *err);
     cedar_status (*expect)(void *self, const cedar_expect_row *row, cedar_err *err);
     cedar_status (*finding)(void *self, cedar_finding kind, const void *row, cedar_err *err);
+    cedar_status (*http)(void *self, const cedar_http_row *row, cedar_err *err);        /* runs at endpoints alone */
+    cedar_status (*metric)(void *self, const cedar_metric_row *row, cedar_err *err);    /* the same */
 } cedar_observer;
 
 /* Keeps no row of a run (sim/silent.c); what a run does not report is NULL. */

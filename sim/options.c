@@ -11,6 +11,7 @@
 
 #include "base/json.h"
 #include "base/mem.h"
+#include "http/http.h"
 
 #define AT(field) offsetof(struct cedar_run_opts, field)
 
@@ -34,11 +35,12 @@ static const cedar_opt_info table[] = {
       "true: locked keys of the rules may be changed; the run is then not a valid submission", AT(unsafe_override) },
 
     { "model", CEDAR_OPT_STRING, "tiny", 0, 0, NULL,
-      "model: a name in scenarios/models, a config.json, or a checkpoint directory", AT(model) },
+      "a name in scenarios/models, a config.json, or a checkpoint directory; http: its name there",
+      AT(model) },
     { "weights_seed", CEDAR_OPT_INT, "1", 0, whole_max, NULL,
       "seed of the made weights, when the model is only a shape", AT(weights_seed) },
-    { "backend", CEDAR_OPT_CHOICE, "auto", 0, 0, "auto|cpu|cuda|none",
-      "where the engine runs; auto: the GPU if there is one", AT(backend) },
+    { "backend", CEDAR_OPT_CHOICE, "auto", 0, 0, "auto|cpu|cuda|none|http",
+      "where the engine runs; auto: the GPU if there is one; http: behind endpoints", AT(backend) },
     { "arith", CEDAR_OPT_CHOICE, "f32", 0, 0, "wide|f32|bf16", "arithmetic between the model's own quantisers",
       AT(arith) },
     { "threads", CEDAR_OPT_INT, "0", 0, 1024, NULL, "threads of the CPU engine; 0 = all processors", AT(threads) },
@@ -136,6 +138,36 @@ static const cedar_opt_info table[] = {
     { "routing_policy", CEDAR_OPT_STRING, "", 0, 0, NULL,
       "name and hash of the scenario's routing policy; given as a function", AT(routing_policy) },
 
+    { "endpoints", CEDAR_OPT_STRING, "", 0, 0, NULL,
+      "base URLs of OpenAI-compatible endpoints, separated by commas (backend http)", AT(endpoints) },
+    { "http_api", CEDAR_OPT_CHOICE, "chat", 0, 0, "chat|completions",
+      "where requests go: /v1/chat/completions or /v1/completions", AT(http_api) },
+    { "http_vocab", CEDAR_OPT_INT, "0", 0, 1 << 24, NULL,
+      "prompts are lists of token ids below this (completions); 0 = prompts are text", AT(http_vocab) },
+    { "http_key", CEDAR_OPT_STRING, "", 0, 0, NULL,
+      "where the API key is, never the key itself: env:NAME or file:PATH", AT(http_key) },
+    { "http_body", CEDAR_OPT_STRING, "", 0, 0, NULL, "JSON object whose members join the body of every request",
+      AT(http_body) },
+    { "http_ignore_eos", CEDAR_OPT_BOOL, "true", 0, 0, NULL,
+      "true: requests say ignore_eos, so that answers have their recorded length", AT(http_ignore_eos) },
+    { "http_session_headers", CEDAR_OPT_STRING, "X-Session-ID", 0, 0, NULL,
+      "headers that carry the session's id, separated by commas", AT(http_session_headers) },
+    { "http_nonce", CEDAR_OPT_STRING, "", 0, 0, NULL,
+      "part of the salt, so that earlier runs' prompts are not hit; none = a fresh one for every run",
+      AT(http_nonce) },
+    { "http_concurrent_max", CEDAR_OPT_INT, "0", 0, 65536, NULL, "requests on their way at one time; 0 = no limit",
+      AT(http_concurrent_max) },
+    { "http_connect_s", CEDAR_OPT_REAL, "10", 0, 86400, NULL, "longest wait in s for a connection; 0 = no limit",
+      AT(http_connect_ns) },
+    { "http_first_s", CEDAR_OPT_REAL, "600", 0, 86400, NULL, "longest wait in s for the first content; 0 = no limit",
+      AT(http_first_ns) },
+    { "http_stall_s", CEDAR_OPT_REAL, "120", 0, 86400, NULL, "longest wait in s for further content; 0 = no limit",
+      AT(http_stall_ns) },
+    { "http_total_s", CEDAR_OPT_REAL, "3600", 0, 86400, NULL, "longest time in s of a request; 0 = no limit",
+      AT(http_total_ns) },
+    { "http_metrics", CEDAR_OPT_BOOL, "false", 0, 0, NULL,
+      "true: the endpoints' /metrics are read before and after the run, and stored", AT(http_metrics) },
+
     { "step_tokens", CEDAR_OPT_INT, "256", 1, 65536, NULL, "tokens in one step at most", AT(step_tokens) },
     { "chunk_tokens", CEDAR_OPT_INT, "0", 0, 65536, NULL, "prompt tokens of one request in one step; 0 = step_tokens",
       AT(chunk_tokens) },
@@ -149,8 +181,8 @@ static const cedar_opt_info table[] = {
       "mean tokens of a decode step with drafts, drawn instead of verified; 0 = drafts are verified",
       AT(acceptance_ppb) },
 
-    { "clock", CEDAR_OPT_CHOICE, "measured", 0, 0, "measured|recorded|modelled",
-      "where step durations come from: the engine, an earlier run's database, or the cost model", AT(clock) },
+    { "clock", CEDAR_OPT_CHOICE, "measured", 0, 0, "measured|recorded|modelled|wall",
+      "whose durations: the engine's, an earlier run's, the cost model's; wall: real time (backend http)", AT(clock) },
     { "hardware", CEDAR_OPT_STRING, "", 0, 0, NULL,
       "what the cost model prices: a name in scenarios/hardware, or a file (clock modelled)", AT(hardware) },
     { "assume", CEDAR_OPT_STRING, "", 0, 0, NULL,
@@ -209,7 +241,7 @@ static const struct lock { const char *key, *value; } locks[] = {
     { "recycle", "true" },       { "turns_max", "0" },          { "requests_max", "0" }, { "length_scale", "1" },
     { "time_scale", "1" },       { "think_cap_s", "31536000" }, { "global_idle_cap_s", "10" }, { "barriers", "true" },
     { "on_error", "advance" },   { "history", "recorded" },     { "salt", "tree" },      { "admission", "" },
-    { "floor_mode", "mark" },
+    { "floor_mode", "mark" },    { "http_ignore_eos", "true" },
 };
 
 static const int64_t agentx_duration_min_ns = 900 * (int64_t)BILLION;
@@ -441,8 +473,11 @@ static cedar_status parse_string(const cedar_opt_info *k, const char *value, ced
     if (n > most)
         return cedar_fail(err, CEDAR_E_ARG, "%s = \"%.32s...\": %zu bytes, at most %zu are allowed", k->key, value, n,
                           most);
-    if (n == 0 && *k->value_default)
+    if (n == 0 && *k->value_default && k->place != AT(http_session_headers))
         return cedar_fail(err, CEDAR_E_ARG, "%s = \"\": must not be empty", k->key);
+    if (k->place == AT(http_key) && !cedar_http_key_source(value))
+        return cedar_fail(err, CEDAR_E_ARG,     /* without the value, which may be a key */
+                          "http_key says where the key is, never the key itself: \"env:NAME\" or \"file:PATH\"");
     for (const char *s = value; *s;) {
         size_t m = utf8_bytes((const unsigned char *)s);
         if (m == 0)
@@ -498,21 +533,24 @@ static cedar_status set_value(cedar_run_opts *o, int i, const char *value, cedar
     return CEDAR_OK;
 }
 
-static const char *default_of(int key, unsigned rules) {
+static const char *default_of(int key, cedar_rules rules, cedar_backend_kind backend) {
+    if (table[key].place == AT(clock) && backend == CEDAR_BACKEND_HTTP) return "wall";
     for (int i = 0; i < PRESET_COUNT && rules != CEDAR_RULES_PLAIN; i++)
         if (strcmp(presets[i].key, table[key].key) == 0)
             return rules == CEDAR_RULES_AGENTX ? presets[i].agentx : presets[i].fast;
     return table[key].value_default;
 }
 
-/* Other rules: the keys that nobody has given take their defaults, whatever the order of setting. The values are made
- * in new options first, so that a failure changes nothing. */
-static cedar_status set_rules(cedar_run_opts *o, int key, const char *value, cedar_err *err) {
+/* Other rules, or another backend: the keys that nobody has given take their defaults, whatever the order of setting.
+ * The values are made in new options first, so that a failure changes nothing. */
+static cedar_status set_deciding(cedar_run_opts *o, int key, const char *value, cedar_err *err) {
     struct cedar_run_opts fresh = { 0 };
     cedar_status st = set_value(&fresh, key, value, err);
-    for (int i = 0; i < PRESET_COUNT && !st; i++) {
-        int at = find_key(presets[i].key);
-        if (!o->given[at]) st = set_value(&fresh, at, default_of(at, fresh.rules), err);
+    cedar_rules rules = table[key].place == AT(rules) ? fresh.rules : o->rules;
+    cedar_backend_kind backend = table[key].place == AT(backend) ? fresh.backend : o->backend;
+    for (int i = 0; i < KEY_COUNT && !st; i++) {
+        const char *text = default_of(i, rules, backend);
+        if (i != key && !o->given[i] && strcmp(o->text[i], text)) st = set_value(&fresh, i, text, err);
     }
     for (int i = 0; i < KEY_COUNT; i++) {
         if (!fresh.text[i]) continue;
@@ -532,7 +570,8 @@ static cedar_status set_rules(cedar_run_opts *o, int key, const char *value, ced
 cedar_status cedar_opts_set(cedar_run_opts *o, const char *key, const char *value, cedar_err *err) {
     int i = find_key(key);
     if (i < 0) return unknown_key(key, err);
-    cedar_status st = table[i].place == AT(rules) ? set_rules(o, i, value, err) : set_value(o, i, value, err);
+    bool decides = table[i].place == AT(rules) || table[i].place == AT(backend);
+    cedar_status st = decides ? set_deciding(o, i, value, err) : set_value(o, i, value, err);
     if (!st) o->given[i] = true;
     return st;
 }
@@ -692,9 +731,78 @@ static cedar_status check_rules(const cedar_run_opts *o, cedar_err *err) {
     return CEDAR_OK;
 }
 
+/* What an endpoint decides itself, or what needs the engine's insides: keys that must have their defaults. */
+static cedar_status check_http_only(const cedar_run_opts *o, cedar_err *err) {
+    static const char *const keys[] = { "weights_seed", "arith", "threads", "floor_mode", "admission", "replay", "cut",
+                                        "encoder_rows", "decoder_rows", "adopt_short_hits", "prefix_cache", "kv_pages",
+                                        "window_cache_bytes", "engines", "step_tokens", "chunk_tokens", "batch_max",
+                                        "continuation", "draft_tokens", "acceptance_length", "hardware", "graphs",
+                                        "pace", "pace_step_us", "pace_row_us", "steps_per_row", "quality",
+                                        "quality_every", "prompt_scores" };
+    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
+        const cedar_opt_info *k = &table[find_key(keys[i])];
+        if (strcmp(cedar_opts_get(o, keys[i]), k->value_default))
+            return cedar_fail(err, CEDAR_E_ARG, "%s = \"%.64s\" cannot be honoured with backend = \"http\": the "
+                              "endpoint decides that; leave it out", keys[i], cedar_opts_get(o, keys[i]));
+    }
+    if (o->routing == CEDAR_ROUTING_PREFIX || o->routing == CEDAR_ROUTING_POLICY)
+        return cedar_fail(err, CEDAR_E_ARG, "routing = \"%s\" needs to see into the engines; with backend = \"http\" "
+                          "take session, round_robin or least_loaded", cedar_opts_get(o, "routing"));
+    return CEDAR_OK;
+}
+
+/* Base URLs: no user, query or fragment, which may be secrets and would be stored. */
+static cedar_status check_endpoints(const char *list, cedar_err *err) {
+    int number = 1;
+    for (const char *s = list;; s++, number++) {
+        size_t n = strcspn(s, ","), scheme = strncmp(s, "http://", 7) == 0 ? 7 : strncmp(s, "https://", 8) == 0 ? 8 : 0;
+        if (!scheme || n == scheme || strcspn(s, "@?# ") < n)
+            return cedar_fail(err, CEDAR_E_ARG, "endpoints: URL %d must look like http://HOST:PORT or "
+                              "https://HOST/PATH, without user, query or spaces; keys are given by http_key", number);
+        s += n;
+        if (!*s) return CEDAR_OK;
+    }
+}
+
+/* Names that may stand in front of a header's colon. */
+static cedar_status check_headers(const char *list, cedar_err *err) {
+    static const char allowed[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
+    for (const char *s = list; *list; s++) {
+        size_t n = strspn(s, allowed);
+        if (n == 0 || (s[n] && s[n] != ','))
+            return cedar_fail(err, CEDAR_E_ARG, "http_session_headers = \"%.64s\": names of headers such as "
+                              "X-Session-ID, separated by commas", list);
+        s += n;
+        if (!*s) break;
+    }
+    return CEDAR_OK;
+}
+
+static cedar_status check_http(const cedar_run_opts *o, cedar_err *err) {
+    bool http = o->backend == CEDAR_BACKEND_HTTP;
+    if (http != (o->clock == CEDAR_CLOCK_WALL))
+        return cedar_fail(err, CEDAR_E_ARG, "backend = \"http\" and clock = \"wall\" need each other: an endpoint's "
+                          "time is real time, and nothing else's is; clock is \"%s\", backend is \"%s\"",
+                          cedar_opts_get(o, "clock"), cedar_opts_get(o, "backend"));
+    for (int i = 0; i < KEY_COUNT && !http; i++) {
+        bool of_http = strncmp(table[i].key, "http_", 5) == 0 || table[i].place == AT(endpoints);
+        if (of_http && strcmp(o->text[i], table[i].value_default))
+            return cedar_fail(err, CEDAR_E_ARG, "%s needs backend = \"http\"; it is \"%s\"", table[i].key,
+                              cedar_opts_get(o, "backend"));
+    }
+    if (!http) return CEDAR_OK;
+    if (o->http_vocab && o->http_api != CEDAR_HTTP_API_COMPLETIONS)
+        return cedar_fail(err, CEDAR_E_ARG, "http_vocab = %lld: only http_api = \"completions\" takes token ids",
+                          (long long)o->http_vocab);
+    cedar_status st = check_http_only(o, err);
+    if (!st) st = check_endpoints(o->endpoints, err);
+    return st ? st : check_headers(o->http_session_headers, err);
+}
+
 cedar_status cedar_opts_check(const cedar_run_opts *o, cedar_err *err) {
     cedar_status st = check_paths(o->trace, err);
     if (!st) st = check_rules(o, err);
+    if (!st) st = check_http(o, err);
     if (st) return st;
     if (o->chunk_tokens > o->step_tokens)
         return cedar_fail(err, CEDAR_E_ARG, "chunk_tokens = %lld is more than step_tokens = %lld; a chunk is part of "

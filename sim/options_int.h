@@ -16,14 +16,17 @@ typedef enum cedar_backend {
     CEDAR_BACKEND_AUTO,
     CEDAR_BACKEND_CPU,
     CEDAR_BACKEND_CUDA,
-    CEDAR_BACKEND_NONE
+    CEDAR_BACKEND_NONE,
+    CEDAR_BACKEND_HTTP
 } cedar_backend_kind;
 typedef enum cedar_order { CEDAR_ORDER_SEQUENTIAL, CEDAR_ORDER_SHUFFLE } cedar_order;
 typedef enum cedar_replay_kind {
     CEDAR_REPLAY_EXACT, CEDAR_REPLAY_DECODER, CEDAR_REPLAY_ENCODER, CEDAR_REPLAY_BOTH
 } cedar_replay_kind;
 typedef enum cedar_continuation { CEDAR_CONTINUATION_FORCED, CEDAR_CONTINUATION_GREEDY } cedar_continuation;
-typedef enum cedar_clock { CEDAR_CLOCK_MEASURED, CEDAR_CLOCK_RECORDED, CEDAR_CLOCK_MODELLED } cedar_clock;
+typedef enum cedar_clock {
+    CEDAR_CLOCK_MEASURED, CEDAR_CLOCK_RECORDED, CEDAR_CLOCK_MODELLED, CEDAR_CLOCK_WALL
+} cedar_clock;
 typedef enum cedar_pace { CEDAR_PACE_FIXED, CEDAR_PACE_MEASURED } cedar_pace;
 typedef enum cedar_rules { CEDAR_RULES_PLAIN, CEDAR_RULES_AGENTX, CEDAR_RULES_AGENTX_FAST } cedar_rules;
 typedef enum cedar_primers { CEDAR_PRIMERS_SPREAD, CEDAR_PRIMERS_BURST } cedar_primers;
@@ -41,6 +44,8 @@ typedef enum cedar_routing {
     CEDAR_ROUTING_POLICY
 } cedar_routing;
 
+typedef enum cedar_http_api { CEDAR_HTTP_API_CHAT, CEDAR_HTTP_API_COMPLETIONS } cedar_http_api;
+
 enum { CEDAR_OPT_KEYS_MAX = 96 };
 
 struct cedar_run_opts {
@@ -48,7 +53,7 @@ struct cedar_run_opts {
     cedar_rules rules;              /* where defaults come from, and which keys are locked */
     bool unsafe_override;           /* locked keys may be changed */
 
-    const char *model;              /* name in scenarios/models, config.json, or checkpoint directory */
+    const char *model;              /* name in scenarios/models or at the endpoint, config.json, or checkpoint */
     int64_t weights_seed;
     cedar_backend_kind backend;
     cedar_arith arith;
@@ -99,6 +104,18 @@ struct cedar_run_opts {
     int64_t engines;
     cedar_routing routing;
     const char *routing_policy;     /* name and hash of the policy below, "" = none */
+
+    const char *endpoints;          /* base URLs, comma separated; "" unless backend is http */
+    cedar_http_api http_api;
+    int64_t http_vocab;             /* 0 = prompts are text */
+    const char *http_key;           /* where the key is, never the key */
+    const char *http_body;          /* JSON object, "" = none */
+    bool http_ignore_eos;
+    const char *http_session_headers;   /* names, comma separated */
+    const char *http_nonce;         /* "" = fresh */
+    int64_t http_concurrent_max;    /* 0 = no limit */
+    int64_t http_connect_ns, http_first_ns, http_stall_ns, http_total_ns;   /* 0 = no limit */
+    bool http_metrics;
 
     int64_t step_tokens;
     int64_t chunk_tokens;           /* 0 = step_tokens */

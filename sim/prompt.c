@@ -352,10 +352,25 @@ uint32_t cedar_prompt_pages_kept(const cedar_prompts *p, const cedar_turn_ref *r
     return (uint32_t)((uint64_t)same * block_size(p, t) / page_tokens);
 }
 
+uint32_t cedar_prompt_common(const cedar_prompts *p, const cedar_turn_ref *ref) {
+    if (!ref->turn) return 0;
+    const cedar_turn_ref before = { .trace = ref->trace, .stream = ref->stream, .turn = ref->turn - 1 };
+    uint32_t in, out, now = prompt_tokens(p, ref);
+    cedar_prompt_lengths(p, &before, &in, &out);
+    uint64_t same = link_of(p, before.trace, before.stream, before.turn)->continues ? (uint64_t)in + out
+                                                                                : cedar_prompt_pages_kept(p, ref, 1);
+    return same < now ? (uint32_t)same : now;
+}
+
 void cedar_prompt_lengths(const cedar_prompts *p, const cedar_turn_ref *ref, uint32_t *in, uint32_t *out) {
     const cedar_turn *turn = &p->corpus->traces[ref->trace].streams[ref->stream].turns[ref->turn];
     *in = cedar_prompt_scale(&p->rules, turn->in_tokens);
     *out = cedar_prompt_scale(&p->rules, turn->out_tokens);
+}
+
+uint32_t cedar_prompt_system(const cedar_prompts *p, uint32_t trace, uint32_t stream) {
+    const cedar_trace *t = &p->corpus->traces[trace];
+    return system_blocks(t, stream) * block_size(p, t);
 }
 
 uint64_t cedar_prompt_scope(const cedar_prompts *p, uint32_t trace) { return p->scope[trace]; }

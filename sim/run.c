@@ -1,9 +1,9 @@
-/* A run: lanes against an engine, or against a modelled one. What both have in common: how requests arrive and end,
- * what a policy is asked, the phases, and what is reported. sim/run_engine.c and sim/run_modelled.c have what lies
- * between arrival and last token.
+/* A run: lanes against an engine, a modelled one, or endpoints. What all have in common: how requests arrive and end,
+ * what a policy is asked, the phases, and what is reported. sim/run_engine.c, sim/run_modelled.c and sim/run_http.c
+ * have what lies between arrival and last token.
  *
  * Everything is decided from schedule time and earlier results; the host's clock is read only to report how long
- * planning and the whole run took. */
+ * planning and the whole run took. With endpoints it is the schedule. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -42,7 +42,7 @@ const char *run_step_graph(const run *r) {
 static cedar_status emit_begin(run *r, cedar_err *err) {
     static const char *const replays[] = { "exact", "decoder", "encoder", "both" };
     static const char *const ariths[] = { "wide", "f32", "bf16" }, *const clocks[] = { "measured", "recorded",
-                                                                                       "modelled" };
+                                                                                       "modelled", "wall" };
     char *json = NULL, hash[CEDAR_SHA256_HEX];
     cedar_status st = cedar_opts_json(r->opts, &json, err);
     if (st) return st;
@@ -50,22 +50,23 @@ static cedar_status emit_begin(run *r, cedar_err *err) {
     cedar_sha256_init(&s);
     cedar_sha256_add(&s, json, strlen(json));
     cedar_sha256_hex(&s, hash);
-    snprintf(r->result.replay, sizeof r->result.replay, "%s", replays[r->opts->replay]);
-    snprintf(r->result.label, sizeof r->result.label, "%s", *r->opts->label ? r->opts->label : r->result.replay);
+    const char *name = r->http ? "http" : replays[r->opts->replay];
+    snprintf(r->result.replay, sizeof r->result.replay, "%s", r->http ? "unknown" : name);
+    snprintf(r->result.label, sizeof r->result.label, "%s", *r->opts->label ? r->opts->label : name);
     char device[CEDAR_DEVICE_BYTES];
     cedar_device_name(r->engine_opts.backend, device);
     cedar_run_row row = { .run_id = r->run_id,
                           .label = r->result.label,
                           .config_json = json,
                           .config_hash = hash,
-                          .model_name = r->config->name,
+                          .model_name = r->http ? r->opts->model : r->config->name,
                           .model_hash = r->model_hash,
                           .model_origin = r->origin,
                           .trace_paths = r->opts->trace,
                           .trace_hash = r->corpus->hash,
                           .backend = r->engine_opts.backend,
                           .device = device,
-                          .arith = ariths[r->opts->arith],
+                          .arith = r->http ? "unknown" : ariths[r->opts->arith],
                           .clock = clocks[r->opts->clock],
                           .replay = r->result.replay,
                           .rules = cedar_opts_get(r->opts, "rules"),
@@ -195,6 +196,7 @@ cedar_status run_end_turn(run *r, const request *q, cedar_turn_end how, int64_t 
 cedar_status run_reject(run *r, request *q, cedar_turn_end how, const char *why, int64_t now, cedar_err *err) {
     q->row.error = why;
     cedar_status st = run_emit_request(r, q, err);
+    if (!st && r->http) st = run_http_not_sent(r->http, q, how == CEDAR_TURN_OVERFLOW, err);
     return st ? st : run_end_turn(r, q, how, now, err);
 }
 
@@ -268,7 +270,9 @@ static cedar_status arrive(run *r, const cedar_turn_ref *ref, cedar_phase phase,
         st = run_reject(r, q, CEDAR_TURN_FAILED, why, q->row.arrival_sched_ns, err);
         goto drop;
     }
-    st = r->modelled ? run_modelled_arrive(r->modelled, q, ref, err) : run_engine_arrive(r, q, ref, err);
+    st = r->http       ? run_http_arrive(r->http, q, ref, err)
+         : r->modelled ? run_modelled_arrive(r->modelled, q, ref, err)
+                       : run_engine_arrive(r, q, ref, err);
     if (!st) return CEDAR_OK;
 drop:
     cedar_request_free(r, q);
@@ -365,7 +369,7 @@ cedar_status run_idle(run *r, bool *over, cedar_err *err) {
     } else if (is_over(r, next->time_ns)) {
         cedar_lanes_close(r->lanes);
         cedar_events_clear(&r->events);
-    } else {
+    } else if (!r->http) {      /* real time goes by itself */
         cedar_clock_idle(&r->clock, next->time_ns);
     }
     return CEDAR_OK;
@@ -472,11 +476,15 @@ static cedar_status emit_end(run *r, const char *status, const char *error, ceda
 /* Plays and reports. A failure is still written down, unless writing is what fails. */
 static cedar_status play(run *r, cedar_err *err) {
     cedar_err why = { 0 };
-    cedar_status st = r->modelled ? run_modelled_loop(r->modelled, &why) : run_engine_loop(r, &why);
+    cedar_status st = r->http       ? run_http_loop(r->http, &why)
+                      : r->modelled ? run_modelled_loop(r->modelled, &why)
+                                    : run_engine_loop(r, &why);
     const char *status = !st ? "finished" : st == CEDAR_E_INTERRUPT ? "interrupted" : "failed";
     cedar_status written = CEDAR_OK;
     if (st != CEDAR_E_DB) {
-        written = r->modelled ? run_modelled_unfinished(r->modelled, err) : run_engine_unfinished(r, err);
+        written = r->http       ? run_http_unfinished(r->http, err)
+                  : r->modelled ? run_modelled_unfinished(r->modelled, err)
+                                : run_engine_unfinished(r, err);
         if (!written) written = emit_cut_sessions(r, err);
         if (!written) written = emit_end(r, status, why.msg, err);
     }

@@ -25,12 +25,17 @@ typedef struct cedar_request {
     uint64_t order;                 /* of admission, on its engine */
     uint64_t ends;                  /* decode step of its engine behind which it ends */
     uint32_t fed, yield;            /* with speculation: rows of the decode step under way, tokens of it that stay */
+    /* at an endpoint alone, beside ref and engine */
+    bool waited;                    /* http_concurrent_max held it back */
 } cedar_request;
 
 typedef struct run_drafts run_drafts;   /* run_drafts.c */
 
 /* What a run has when nothing computes: run_modelled.c. */
 typedef struct run_modelled run_modelled;
+
+/* What a run has when endpoints compute: run_http.c. */
+typedef struct run_http run_http;
 
 typedef struct cedar_run_state {
     const cedar_run_opts *opts;
@@ -51,6 +56,7 @@ typedef struct cedar_run_state {
     cedar_memory_plan memory;
     cedar_engine *engine;           /* NULL: the run is modelled, without numerics */
     run_modelled *modelled;
+    run_http *http;                 /* not NULL: neither of the two, nor a model */
     cedar_quality *quality;
     cedar_cache *cache;             /* NULL: prefix_cache is off */
     cedar_lanes *lanes;
@@ -117,7 +123,7 @@ void cedar_run_special_ids(const cedar_config *c, cedar_prompt_rules *rules);
 /* Gives back what a request holds, and the request itself for another one; q may be NULL. */
 void cedar_request_free(cedar_run_state *r, cedar_request *q);
 
-/* --- run.c: what both kinds of run have in common ----------------------------------------------------------------- */
+/* --- run.c: what the kinds of run have in common ------------------------------------------------------------------ */
 
 /* What is folded into the event hash, first word of each event (docs/METHOD.md "Repeating a run"). */
 typedef enum run_mark {
@@ -207,5 +213,20 @@ void run_modelled_unpin(run_modelled *m, const cedar_request *q);
 
 /* The lane's session has ended. */
 void run_modelled_forget(run_modelled *m, uint32_t lane);
+
+/* --- run_http.c: the same where endpoints compute, in real time --------------------------------------------------- */
+
+/* Also sets r->config and r->engine_opts, which no model and no engine does here. */
+cedar_status run_http_new(cedar_run_state *r, run_http **out, cedar_err *err) CEDAR_USE_RESULT;
+void run_http_free(run_http *h);    /* requests on their way, too */
+
+cedar_status run_http_arrive(run_http *h, cedar_request *q, const cedar_turn_ref *ref,
+                             cedar_err *err) CEDAR_USE_RESULT;
+cedar_status run_http_loop(run_http *h, cedar_err *err) CEDAR_USE_RESULT;
+cedar_status run_http_unfinished(run_http *h, cedar_err *err) CEDAR_USE_RESULT;
+
+/* Reports a request that never came to an endpoint; follows its row. */
+cedar_status run_http_not_sent(const run_http *h, const cedar_request *q, bool overflow,
+                               cedar_err *err) CEDAR_USE_RESULT;
 
 #endif

@@ -145,7 +145,7 @@ static void make_engine_opts(run *r) {
     seqs = min_u64(seqs, o->batch_max ? (uint64_t)o->batch_max : 4096);
     cedar_engine_opts *e = &r->engine_opts;
     *e = cedar_engine_defaults(r->config);
-    static const char *const backends[] = { "auto", "cpu", "cuda", "none" };
+    static const char *const backends[] = { "auto", "cpu", "cuda", "none" };     /* others have no engine */
     e->backend = backends[cedar_run_backend(o)];
     e->eager = o->graphs == CEDAR_GRAPHS_OFF;
     e->arith = o->arith;
@@ -309,9 +309,11 @@ cedar_status cedar_run_open(run *r, cedar_err *err) {
     if (!st) st = refuse_switches(r, err);
     cedar_run_cache *cache = r->host->cache;
     if (!st) st = cedar_run_load_corpus(cache, o, r->host->data_dir, &r->corpus, err);
-    if (!st) st = cedar_run_load_model(cache, o, r->host->data_dir, &r->model, r->origin, r->model_hash, err);
+    bool http = cedar_run_backend(o) == CEDAR_BACKEND_HTTP;
+    if (!st && http) st = run_http_new(r, &r->http, err);
+    if (!st && !http) st = cedar_run_load_model(cache, o, r->host->data_dir, &r->model, r->origin, r->model_hash, err);
     if (st) return st;
-    r->config = cedar_model_config(r->model);
+    if (!http) r->config = cedar_model_config(r->model);
     make_rules(r);
     make_floor(r);
     st = cedar_prompts_new(r->corpus, &r->prompt_rules, &r->prompts, err);
@@ -320,6 +322,7 @@ cedar_status cedar_run_open(run *r, cedar_err *err) {
     r->planned = cedar_lanes_planned(r->lanes);
     if (o->recycle) r->planned = (uint64_t)o->requests_max;
     else if (o->requests_max) r->planned = min_u64(r->planned, (uint64_t)o->requests_max);
+    if (http) return CEDAR_OK;
     make_engine_opts(r);
     st = cedar_plan_memory(r->config, &r->engine_opts, &r->memory, err);
     if (!st) st = make_cost(r, err);
@@ -344,6 +347,7 @@ void cedar_run_close(run *r) {
     for (uint32_t i = 0; i < r->running_count; i++) cedar_request_free(r, r->running[i]);
     for (size_t i = 0; i < r->waiting_count; i++) cedar_request_free(r, r->waiting[i]);
     run_modelled_free(r->modelled);
+    run_http_free(r->http);
     cedar_prefixes_free(r->prefixes);
     cedar_cache_free(r->cache);
     cedar_quality_close(r->quality);

@@ -112,6 +112,13 @@ void cedar_prompt_names(const cedar_prompts *p, const cedar_turn_ref *ref, uint3
 /* First pages of the turn whose names are those of the turn before it in its stream, as far as block ids tell. */
 uint32_t cedar_prompt_pages_kept(const cedar_prompts *p, const cedar_turn_ref *ref, uint32_t page_tokens);
 
+/* Tokens that the turn's prompt has in common with prompt and answer of the turn before it, as far as block ids tell.
+ * */
+uint32_t cedar_prompt_common(const cedar_prompts *p, const cedar_turn_ref *ref);
+
+/* Scaled length of the trace's system segment at the front of a stream's prompts: whole blocks. */
+uint32_t cedar_prompt_system(const cedar_prompts *p, uint32_t trace, uint32_t stream);
+
 /* Key of the block content of a trace: traces with equal keys share the meaning of their block ids. */
 uint64_t cedar_prompt_scope(const cedar_prompts *p, uint32_t trace);
 

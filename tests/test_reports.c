@@ -16,7 +16,9 @@
 
 #include "base/mem.h"
 #include "base/rng.h"
+#include "lua/script.h"
 #include "reports/reports.h"
+#include "sim/cli_int.h"
 
 static const int64_t MS = 1000000, S = 1000000000;
 static const double NONE = -1e300;      /* expects NULL */
@@ -999,7 +1001,7 @@ START_TEST(test_views_listed) {
         ck_assert_msg(strstr(doc, name) != NULL, "%s is not in docs/METRICS.md", name);
         found++;
     }
-    ck_assert_uint_eq(found + 23, count);   /* and the tables: seven of runs, eleven of audits, five of findings */
+    ck_assert_uint_eq(found + 25, count);   /* and the tables: nine of runs, eleven of audits, five of findings */
     free(doc);
     sqlite3_finalize(q);
     sqlite3_close(db);
@@ -1395,6 +1397,91 @@ START_TEST(test_fake_reports) {
 }
 END_TEST
 
+/* Two runs of two sessions with two turns each. TTFT of run 1: 100 and 200 ms, 400 ms and an error; of run 2: 110 and
+ * 230 ms, 500 and 100 ms. Worked out by hand. */
+static void write_pairs(void) {
+    static const double ttft[2][4] = { { 0.1, 0.2, 0.4, 0.3 }, { 0.11, 0.23, 0.5, 0.1 } };
+    const cedar_observer *o;
+    cedar_store *s = open_store(&o);
+    for (int run = 0; run < 2; run++) {
+        cedar_run_row begin = run_row(run + 1, "pairs", "unknown");
+        OK(o->run_begin(o->self, &begin, &err));
+        for (int i = 0; i < 4; i++) {
+            int id = run ? 4 - i : i + 1;       /* another order */
+            cedar_request_row q = request_row(run + 1, id, i, i + ttft[run][i], i + 0.9, 10, 5);
+            cedar_http_row h = { .run_id = run + 1, .request_id = id, .endpoint = 1, .status = 200, .error_class = "",
+                                 .finish = "length", .in_asked = 8, .out_asked = i ? 5 : 6, .deltas = 2, .usage = true,
+                                 .retry_after_s = -1, .end_ns = (int64_t)i * S + 2 * S };
+            q.session_id = i / 2 + 1, q.lane = i / 2, q.turn = i % 2;
+            if (!run && i == 3) {
+                q.error = "HTTP status 429";
+                h.error_class = "http_429", h.status = 429, h.retry_after_s = 7;
+            }
+            OK(o->request(o->self, &q, &err));
+            OK(o->http(o->self, &h, &err));
+        }
+        for (int i = 1; i < 3; i++) {
+            cedar_session_row session = { .run_id = run + 1, .session_id = i, .lane = i - 1, .trace_id = "t",
+                                          .outcome = "finished" };
+            OK(o->session(o->self, &session, &err));
+        }
+        cedar_metric_row m = { run + 1, 1, "after", "hits_total", "a=\"b\"", 12.5 };
+        OK(o->metric(o->self, &m, &err));
+        cedar_run_end_row end = run_end_row(run + 1);
+        OK(o->run_end(o->self, &end, &err));
+    }
+    OK(cedar_store_close(s, true, &err));
+}
+
+START_TEST(test_pairs) {
+    const int64_t a[] = { 1, 1 }, b[] = { 2, 2 };
+    cedar_pairs x;
+    write_pairs();
+    OK(cedar_pairs_load(db_path, a, b, 1, "ttft_ms", &x, &err));
+    ck_assert_uint_eq(x.count, 2);
+    ck_assert_double_eq_tol(x.list[0].a, 300, 1e-6);
+    ck_assert_double_eq_tol(x.list[0].b, 340, 1e-6);
+    ck_assert_double_eq_tol(x.list[1].a, 400, 1e-6);
+    ck_assert_double_eq_tol(x.list[1].b, 500, 1e-6);
+    ck_assert_uint_eq(x.list[0].count, 2);
+    ck_assert_uint_eq(x.list[1].count, 1);
+    ck_assert_uint_eq(x.left_out, 1);
+    cedar_pairs_free(&x);
+    OK(cedar_pairs_load(db_path, a, b, 2, "ttft_ms", &x, &err));        /* the same couple twice: the same units */
+    ck_assert_uint_eq(x.count, 2);
+    ck_assert_double_eq_tol(x.list[1].b, 1000, 1e-6);
+    ck_assert_uint_eq(x.left_out, 2);
+    cedar_pairs_free(&x);
+    ck_assert_int_eq(cedar_pairs_load(db_path, a, b, 1, "tftt_ms", &x, &err), CEDAR_E_ARG);
+    const cedar_paired_opts opts = { .a = a, .b = b, .count = 1, .metric = "ttft_ms", .resamples = 500, .seed = 1 };
+    cedar_paired p;
+    OK(cedar_cli_paired(db_path, &opts, &p, &err));
+    ck_assert_uint_eq(p.pairs, 3);
+    ck_assert_uint_eq(p.sessions, 2);
+    ck_assert_double_eq_tol(p.mean_a, 700 / 3.0, 1e-6);
+    ck_assert_double_eq_tol(p.diff, 140 / 3.0, 1e-6);
+    ck_assert_double_eq_tol(p.ratio, 1.2, 1e-9);
+    /* lane 0 alone, and lane 1 alone, are a quarter of all resamples each */
+    ck_assert_double_eq_tol(p.diff_lo, 20, 1e-6);
+    ck_assert_double_eq_tol(p.diff_hi, 100, 1e-6);
+    ck_assert_double_eq_tol(p.ratio_lo, 340 / 300.0, 1e-9);
+    ck_assert_double_eq_tol(p.ratio_hi, 1.25, 1e-9);
+}
+END_TEST
+
+START_TEST(test_http) {
+    write_pairs();
+    sqlite3 *db = open_plain();
+    WANT(db, "v_http WHERE run_id = 1", { "requests", 4 }, { "answered", 3 }, { "failed", 1 }, { "stopped_early", 1 },
+         { "prompt_asked", 24 }, { "prompt_counted", 30 }, { "prompt_ratio", 1.25 }, { "tokens_per_event", 2.5 });
+    WANT(db, "v_http_errors", { "run_id", 1 }, { "requests", 1 }, { "status_max", 429 }, { "retry_after_s", 7 });
+    check_text(db, "SELECT error_class FROM v_http_errors", "http_429");
+    WANT(db, "endpoint_metrics WHERE run_id = 2", { "value", 12.5 }, { "endpoint", 1 });
+    WANT(db, "v_request_times WHERE run_id = 2 AND turn = 1 AND lane = 1", { "end_ns", 5e9 });
+    sqlite3_close(db);
+}
+END_TEST
+
 static Suite *reports_suite(void) {
     Suite *suite = suite_create("reports");
     TCase *metrics = tcase_create("metrics"), *store = tcase_create("store"), *out = tcase_create("output");
@@ -1413,6 +1500,8 @@ static Suite *reports_suite(void) {
     tcase_add_test(metrics, test_quality);
     tcase_add_test(metrics, test_offset_bins);
     tcase_add_test(metrics, test_odd_requests);
+    tcase_add_test(metrics, test_pairs);
+    tcase_add_test(metrics, test_http);
     tcase_add_test(store, test_store_close);
     tcase_add_test(store, test_store_replace);
     tcase_add_test(store, test_store_in_use);

@@ -1,0 +1,122 @@
+/* What the events of an answer say: content and its times, token counts, why it ended, what went wrong. */
+#include <ctype.h>
+#include <jansson.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "http/http_int.h"
+
+static uint32_t count_of(const json_t *o, const char *key) {
+    json_int_t n = json_integer_value(json_object_get(o, key));
+    return n < 0 ? 0 : n > UINT32_MAX ? UINT32_MAX : (uint32_t)n;
+}
+
+/* Counts may come with every event; the last ones are those of the whole answer. */
+static void read_usage(http_answer *a, const json_t *usage) {
+    if (!json_is_integer(json_object_get(usage, "prompt_tokens")) ||
+        !json_is_integer(json_object_get(usage, "completion_tokens")))
+        return;
+    a->usage = true;
+    a->prompt_tokens = count_of(usage, "prompt_tokens");
+    a->completion_tokens = count_of(usage, "completion_tokens");
+    a->cached_tokens = count_of(json_object_get(usage, "prompt_tokens_details"), "cached_tokens");
+    if (!a->cached_tokens) a->cached_tokens = count_of(usage, "prompt_cache_hit_tokens");
+}
+
+static bool has_text(const json_t *o, const char *key) {
+    return json_string_length(json_object_get(o, key)) > 0;
+}
+
+/* Whether a choice brings something that the model made. The first event of a chat has an empty content. */
+static bool has_content(const json_t *choice) {
+    const json_t *delta = json_object_get(choice, "delta");
+    return has_text(choice, "text") || has_text(delta, "content") || has_text(delta, "reasoning_content") ||
+           has_text(delta, "reasoning") || has_text(delta, "refusal") ||
+           json_array_size(json_object_get(delta, "tool_calls")) > 0;
+}
+
+static void read_choice(http_answer *a, const json_t *choice, int64_t now_ns) {
+    const char *finish = json_string_value(json_object_get(choice, "finish_reason"));
+    if (finish) {
+        a->finished = true;
+        snprintf(a->finish, sizeof a->finish, "%s", finish);
+        http_clean_text(a->finish, NULL);
+    }
+    if (!has_content(choice)) return;
+    if (!a->deltas++) a->first_ns = now_ns;
+    a->last_ns = now_ns;
+}
+
+static void message_of(const json_t *error, char out[CEDAR_HTTP_ERROR_BYTES]) {
+    const char *text = json_string_value(error);
+    if (!text) text = json_string_value(json_object_get(error, "message"));
+    snprintf(out, CEDAR_HTTP_ERROR_BYTES, "%s", text ? text : "no message");
+}
+
+bool http_answer_event(http_answer *a, const char *data, size_t bytes, int64_t now_ns) {
+    if (a->done || bytes == 0) return true;
+    if (bytes == 6 && memcmp(data, "[DONE]", 6) == 0) {
+        a->done = true;
+        return true;
+    }
+    json_t *event = json_loadb(data, bytes, 0, NULL);
+    if (!json_is_object(event)) {
+        json_decref(event);
+        a->class_ = CEDAR_HTTP_MALFORMED;
+        snprintf(a->error, sizeof a->error, "an event of %zu bytes is not a JSON object", bytes);
+        return false;
+    }
+    const json_t *error = json_object_get(event, "error"), *choice;
+    size_t i;
+    if (error && !json_is_null(error)) {
+        message_of(error, a->error);
+        a->class_ = http_says_overflow(a->error) ? CEDAR_HTTP_OVERFLOW : CEDAR_HTTP_STREAM_ERROR;
+    }
+    read_usage(a, json_object_get(event, "usage"));
+    json_array_foreach(json_object_get(event, "choices"), i, choice) read_choice(a, choice, now_ns);
+    json_decref(event);
+    return a->class_ == CEDAR_HTTP_OK;
+}
+
+void http_error_text(const char *body, size_t bytes, char out[CEDAR_HTTP_ERROR_BYTES]) {
+    json_t *doc = json_loadb(body, bytes, 0, NULL);
+    const json_t *error = json_object_get(doc, "error");
+    if (!error && json_is_object(doc)) error = json_object_get(doc, "message") ? doc : json_object_get(doc, "detail");
+    if (error) message_of(error, out);
+    else snprintf(out, CEDAR_HTTP_ERROR_BYTES, "%.*s", bytes < INT16_MAX ? (int)bytes : INT16_MAX, body);
+    json_decref(doc);
+}
+
+bool http_says_overflow(const char *text) {
+    static const char *const signs[] = { "context length", "context_length", "maximum context", "context window",
+                                         "exceeds the context", "context overflow", "max_model_len", "context size",
+                                         "longer than the model" };
+    for (size_t i = 0; i < sizeof signs / sizeof *signs; i++)
+        if (strcasestr(text, signs[i])) return true;
+    return false;
+}
+
+/* Stars, since what is left and right of a word that is taken out may make the same word again. */
+static void blot_out(char *text, const char *word) {
+    size_t n = strlen(word);
+    for (char *at = text; n && (at = strstr(at, word));) memset(at, '*', n);
+}
+
+/* Bytes of the character at s, 0 when it is not UTF-8. */
+static size_t character(const unsigned char *s) {
+    size_t n = s[0] < 0x80 ? 1 : s[0] >= 0xC2 && s[0] < 0xE0 ? 2 : s[0] >= 0xE0 && s[0] < 0xF0 ? 3
+               : s[0] >= 0xF0 && s[0] < 0xF5 ? 4 : 0;
+    for (size_t i = 1; i < n; i++)
+        if ((s[i] & 0xC0) != 0x80) return 0;
+    return n;
+}
+
+void http_clean_text(char *text, const char *key) {
+    if (key) blot_out(text, key);
+    for (unsigned char *s = (unsigned char *)text; *s;) {
+        size_t n = character(s);
+        if (n == 1 && !isprint(*s)) *s = ' ';
+        if (n == 0) *s = '?';
+        s += n ? n : 1;
+    }
+}

@@ -1,0 +1,97 @@
+/* paired(a, b, {...}): two runs compared request by request. The program looks the requests up and resamples. */
+#include <string.h>
+
+#include "lua/script_int.h"
+
+enum { RUNS_MAX = 64 };
+
+static int64_t run_id_of(lua_State *L, int index) {
+    lua_pushliteral(L, "run_id");
+    if (!lua_istable(L, index) || lua_rawget(L, index) != LUA_TNUMBER)
+        script_fail(L, "paired needs two results of run or sweep, or two lists of results");
+    int64_t id = (int64_t)lua_tointeger(L, -1);
+    lua_pop(L, 1);
+    return id;
+}
+
+/* A result, or a list of results. */
+static size_t read_runs(lua_State *L, int index, int64_t ids[RUNS_MAX]) {
+    size_t n = lua_istable(L, index) ? lua_rawlen(L, index) : 0;
+    if (n > RUNS_MAX) script_fail(L, "paired: at most %d runs are compared with as many", RUNS_MAX);
+    for (size_t i = 0; i < n; i++) {
+        lua_rawgeti(L, index, (lua_Integer)i + 1);
+        ids[i] = run_id_of(L, lua_gettop(L));
+        lua_pop(L, 1);
+    }
+    if (n) return n;
+    ids[0] = run_id_of(L, index);
+    return 1;
+}
+
+static void check_keys(lua_State *L) {
+    const char *first = NULL;
+    for (lua_pushnil(L); lua_next(L, 3); lua_pop(L, 1)) {
+        const char *key = lua_type(L, -2) == LUA_TSTRING ? lua_tostring(L, -2) : "?";
+        if (strcmp(key, "metric") && strcmp(key, "resamples") && strcmp(key, "seed") &&
+            (!first || strcmp(key, first) < 0))
+            first = key;
+    }
+    if (first) script_fail(L, "paired: unknown key \"%.64s\"; known are metric, resamples, seed", first);
+}
+
+static lua_Integer number(lua_State *L, const char *key, lua_Integer lo, lua_Integer hi, lua_Integer otherwise) {
+    lua_pushstring(L, key);
+    if (lua_rawget(L, 3) == LUA_TNIL) return otherwise;
+    int whole;
+    lua_Integer n = lua_tointegerx(L, -1, &whole);
+    if (!whole || n < lo || n > hi)
+        script_fail(L, "paired: %s must be a whole number from %d to %d", key, (int)lo, (int)hi);
+    return n;
+}
+
+static void push_result(lua_State *L, const cedar_paired *p) {
+    const struct { const char *name; double value; } reals[] = {
+        { "mean_a", p->mean_a }, { "mean_b", p->mean_b }, { "diff", p->diff }, { "diff_lo", p->diff_lo },
+        { "diff_hi", p->diff_hi }, { "ratio", p->ratio }, { "ratio_lo", p->ratio_lo }, { "ratio_hi", p->ratio_hi } };
+    lua_newtable(L);
+    for (size_t i = 0; i < sizeof reals / sizeof *reals; i++) {
+        lua_pushnumber(L, reals[i].value);
+        lua_setfield(L, -2, reals[i].name);
+    }
+    const struct { const char *name; uint64_t value; } counts[] = { { "pairs", p->pairs }, { "sessions", p->sessions },
+                                                                    { "left_out", p->left_out } };
+    for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
+        lua_pushinteger(L, (lua_Integer)counts[i].value);
+        lua_setfield(L, -2, counts[i].name);
+    }
+    values_make_strict(L, "a paired comparison");
+}
+
+int verb_paired(lua_State *L) {
+    script *s = script_of(L);
+    cedar_paired_opts o = { 0 };
+    int64_t a[RUNS_MAX], b[RUNS_MAX];
+    script_check_fatal(L);
+    verbs_need_table(L, "paired", 3, "paired(a, b, { metric = \"ttft_ms\" })");
+    lua_settop(L, 3);
+    check_keys(L);
+    o.a = a;
+    o.b = b;
+    o.count = read_runs(L, 1, a);
+    if (read_runs(L, 2, b) != o.count) script_fail(L, "paired: both lists must have the same number of results");
+    o.resamples = (uint32_t)number(L, "resamples", 2, 1000000, 2000);
+    o.seed = (uint64_t)number(L, "seed", 0, INT32_MAX, 42);
+    lua_pushliteral(L, "metric");
+    if (lua_rawget(L, 3) != LUA_TSTRING) script_fail(L, "paired: metric must be a text such as \"ttft_ms\"");
+    o.metric = lua_tostring(L, -1);
+    if (!s->host->paired) script_fail(L, "paired: there is no database to look into");
+    cedar_paired out = { 0 };
+    cedar_err err = { 0 };
+    cedar_status st = s->host->paired(s->host->self, &o, &out, &err);
+    if (st) {
+        err.code = st;
+        script_fail_status(L, "paired", &err);
+    }
+    push_result(L, &out);
+    return 1;
+}
