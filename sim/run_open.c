@@ -32,6 +32,9 @@ static cedar_status refuse_early(const run *r, cedar_err *err) {
         return cedar_fail(err, CEDAR_E_ARG,
                           "steps_per_row = %" PRId64 ": steps are summed up only where they are modelled and compute "
                           "nothing; else the duration of each is needed to replay them", o->steps_per_row);
+    if (o->draft_tokens && cedar_run_backend(o) == CEDAR_BACKEND_NONE)
+        return cedar_fail(err, CEDAR_E_ARG, "draft_tokens = %" PRId64 ": the cost model has no price for drafts yet; take "
+                          "an engine (backend = \"cpu\" or \"cuda\")", o->draft_tokens);
     if (o->clock == CEDAR_CLOCK_RECORDED && !r->host->recorded)
         return cedar_fail(err, CEDAR_E_ARG,
                           "clock = \"recorded\" needs the durations of an earlier run; use `cedar replay RUN.db`");

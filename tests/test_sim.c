@@ -8,6 +8,7 @@
 
 #include "fake_engine.h"
 #include "journal.h"
+#include "sim/accept.h"
 #include "sim/sim_int.h"
 
 /* --- queue -------------------------------------------------------------------------------------------------------- */
@@ -32,6 +33,33 @@ START_TEST(events_come_in_order) {
         last = e;
     }
     cedar_events_free(&q);
+}
+END_TEST
+
+/* --- synthetic acceptance ----------------------------------------------------------------------------------------- */
+
+/* Steps of two neighbouring lengths, so that the mean is the one that was asked for: within four standard errors of a
+ * draw with probability 0.51, and exactly where no draw is needed. */
+START_TEST(acceptance_has_its_mean_and_least_variance) {
+    enum { STEPS = 100000 };
+    uint64_t key = cedar_accept_key(42), sum = 0;
+    for (uint32_t i = 0; i < STEPS; i++) {
+        uint32_t kept = cedar_accept_drafts(key, 1 + i / 1000, i % 1000, 5, 3510000000);
+        ck_assert(kept == 2 || kept == 3);
+        sum += kept;
+    }
+    ck_assert_double_eq_tol((double)sum / STEPS, 2.51, 4 * sqrt(0.51 * 0.49 / STEPS));
+    for (uint32_t i = 0; i < 100; i++) {
+        ck_assert_uint_eq(cedar_accept_drafts(key, 7, i, 5, 1000000000), 0);
+        ck_assert_uint_eq(cedar_accept_drafts(key, 7, i, 5, 6000000000), 5);
+        ck_assert_uint_eq(cedar_accept_drafts(key, 7, i, 1, 3510000000), 1);    /* never more than there are */
+        ck_assert_uint_eq(cedar_accept_drafts(key, 7, i, 0, 3510000000), 0);
+    }
+    uint32_t same = 0;
+    for (uint32_t i = 0; i < 1000; i++)
+        same += cedar_accept_drafts(key, 1, i, 5, 3510000000) ==
+                cedar_accept_drafts(cedar_accept_key(43), 1, i, 5, 3510000000);
+    ck_assert(same > 400 && same < 600);    /* seeds are independent */
 }
 END_TEST
 
@@ -704,6 +732,7 @@ int main(void) {
     tcase_set_timeout(parts, 20);
     tcase_set_timeout(runs, 60);
     tcase_add_test(parts, events_come_in_order);
+    tcase_add_test(parts, acceptance_has_its_mean_and_least_variance);
     tcase_add_test(parts, clocks_map_inside_steps);
     tcase_add_test(parts, sched_chunks_16_16_4);
     tcase_add_test(parts, sched_decodes_first_then_prompts_in_order);
