@@ -28,7 +28,7 @@ ifeq ($(OPT),)
 $(error CONFIG is $(CONFIG); it must be one of release, debug, asan, tsan, fuzz)
 endif
 
-PKGS    := lua5.4 sqlite3 jansson zlib libmd
+PKGS    := lua5.4 sqlite3 jansson zlib libmd libmicrohttpd
 PKGCFLAGS := $(shell pkg-config --cflags $(PKGS) 2>/dev/null)
 LDLIBS  := $(shell pkg-config --libs $(PKGS) 2>/dev/null) -lm -lpthread
 
@@ -73,7 +73,7 @@ say = @printf '  %-6s %s\n' '$(1)' '$(2)'
 endif
 
 # --- sources: every .c file of a folder belongs to the module --------------------------------------------------------
-MODULES   := base engine traces audit sim reports lua
+MODULES   := base engine traces audit sim reports lua serve
 SRC       := $(foreach m,$(MODULES),$(wildcard $(m)/*.c))
 MAIN      := sim/main.c
 LIBSRC    := $(filter-out $(MAIN),$(SRC))
