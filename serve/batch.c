@@ -311,6 +311,12 @@ static void make_plan(cedar_server *s, cedar_step_plan *plan, bool *logits) {
     cedar_plan_total(plan);
 }
 
+/* How steps are launched: graphs are the GPU's. */
+static const char *launches(const cedar_server *s) {
+    if (strcmp(cedar_engine_options(s->engine)->backend, "cuda")) return "none";
+    return s->opts.engine.eager ? "off" : "split";
+}
+
 static void describe_step(const cedar_server *s, const cedar_step_plan *plan, cedar_step_row *row) {
     *row = (cedar_step_row){ .run_id = s->opts.run_id,
                              .step_id = (int64_t)s->totals.steps + 1,
@@ -320,12 +326,11 @@ static void describe_step(const cedar_server *s, const cedar_step_plan *plan, ce
                              .rows = plan->rows,
                              .kept_rows = plan->kept,
                              .trimmed = plan->trimmed,
-                             .graph = "none",
+                             .graph = launches(s),
                              .running = s->running_count,
                              .pages_free = cedar_pages_free(s->engine),
                              .pages_cached = s->cache ? cedar_cache_page_count(s->cache) : 0,
                              .window_bytes_stored = s->cache ? cedar_cache_window_bytes(s->cache) : 0 };
-    if (strcmp(cedar_engine_options(s->engine)->backend, "cuda") == 0) row->graph = s->opts.engine.eager ? "off" : "split";
     row->kv_bytes_used = (s->opts.engine.page_count - row->pages_free) * cedar_page_bytes(s->engine);
     for (uint32_t i = 0; i < plan->entry_count; i++) {
         const cedar_plan_entry *e = &plan->entries[i];

@@ -21,7 +21,7 @@ enum {
     FILES_SPARE = 64                /* descriptors beside connections */
 };
 
-typedef enum route_kind { ROUTE_CHAT, ROUTE_COMPLETION, ROUTE_MODELS, ROUTE_MODEL, ROUTE_HEALTH, ROUTE_METRICS } route_kind;
+typedef enum route_kind { ROUTE_CHAT, ROUTE_COMPLETION, ROUTE_MODELS, ROUTE_HEALTH, ROUTE_METRICS } route_kind;
 
 static const struct route { const char *path; route_kind kind; bool post; } routes[] = {
     { "/v1/chat/completions", ROUTE_CHAT, true }, { "/v1/completions", ROUTE_COMPLETION, true },
@@ -266,7 +266,8 @@ static enum MHD_Result metrics(cedar_server *s, struct MHD_Connection *c) {
     serve_metrics m = s->metrics;
     m.waiting = s->waiting;
     pthread_mutex_unlock(&s->lock);
-    return reply(c, 200, "text/plain; version=0.0.4; charset=utf-8", serve_metrics_text(&m, s->shape.model), NULL, NULL);
+    char *text = serve_metrics_text(&m, s->shape.model);
+    return reply(c, 200, "text/plain; version=0.0.4; charset=utf-8", text, NULL, NULL);
 }
 
 static enum MHD_Result not_found(cedar_server *s, struct MHD_Connection *c, const char *url) {

@@ -2,8 +2,8 @@
  *
  * The ids of tab, line feed, carriage return and printable ASCII are those characters. Every other id is a character of
  * Unicode's supplementary private use areas. So each sequence of ids has a text that gives the same ids back, and its
- * length in characters is its length in tokens. Characters outside both become one token a byte; the vocabulary must have
- * 256 ids at least, which cedar_serve_open sees to. */
+ * length in characters is its length in tokens. Characters outside both become one token a byte: the vocabulary must
+ * have 256 ids at least, which cedar_serve_open sees to. */
 #include <string.h>
 
 #include "serve/serve_int.h"

@@ -81,8 +81,8 @@ static void make_engine_opts(serving *x) {
 static cedar_status load(serving *x, cedar_err *err) {
     const cedar_run_opts *o = x->opts;
     if (o->backend == CEDAR_BACKEND_NONE)
-        return cedar_fail(err, CEDAR_E_ARG, "backend = \"none\" computes nothing that could be answered; take \"cpu\" or "
-                          "\"cuda\"");
+        return cedar_fail(err, CEDAR_E_ARG,
+                          "backend = \"none\" computes nothing that could be answered; take \"cpu\" or \"cuda\"");
     cedar_status st = cedar_run_load_model(NULL, o, x->data_dir, &x->model, x->origin, x->model_hash, err);
     if (st) return st;
     const cedar_config *c = cedar_model_config(x->model);
@@ -132,7 +132,7 @@ static cedar_status begin_run(serving *x, cedar_err *err) {
                                 .arith = cedar_opts_get(o, "arith"),
                                 .clock = "wall",
                                 .replay = replays[o->replay],
-                                .rules = "",
+                                .rules = "served",
                                 .admission = "",
                                 .floor_mode = "mark",
                                 .floor_percentile = (uint32_t)o->floor_percentile,
@@ -208,7 +208,8 @@ static cedar_status serve_all(serving *x, cedar_err *err) {
     for (size_t i = 0; i < x->word_count && !st; i++) st = set_word(x, x->words[i], err);
     if (!st && x->db) st = cedar_cli_check_place(x->db, err);
     if (!st && x->db && access(x->db, F_OK) == 0 && !x->replace)
-        st = cedar_fail(err, CEDAR_E_IO, "%s exists; add --replace to overwrite it, or -o FILE to write elsewhere", x->db);
+        st = cedar_fail(err, CEDAR_E_IO, "%s exists; add --replace to overwrite it, or -o FILE to write elsewhere",
+                        x->db);
     if (!st) st = load(x, err);
     const cedar_cli_source source = { .path = "cedar serve", .text = SCENARIO, .words = x->words,
                                       .word_count = x->word_count, .seed = st ? 0 : (uint64_t)x->opts->seed };
