@@ -94,7 +94,7 @@ FUZZSRC   := $(wildcard tests/fuzz/fuzz_*.c)
 FUZZNAMES := $(FUZZSRC:tests/fuzz/fuzz_%.c=%)
 
 .PHONY: all help need setup quickstart test test-slow test-gpu suites check e2e asan tsan clang fuzz fuzz-build \
-        headers includes tidy install clean FORCE
+        headers includes tidy install clean test-clients FORCE
 .DELETE_ON_ERROR:
 
 all: need
@@ -110,6 +110,7 @@ help:
 #: make test         install what is missing, build, run all tests: one line a suite, then the totals
 #: make test-slow    the tests that take minutes: those tagged "slow", and the oracle on random shapes
 #: make test-gpu     the CUDA engine on a GPU: operators, golden vectors, same bits, random plans; skipped without one
+#: make test-clients other people's clients against cedar serve: AIPerf, the openai package; skipped without an index
 #: make e2e          the program from outside: run, report, replay, kill, exit codes
 #: make asan         tests with AddressSanitizer and UndefinedBehaviorSanitizer
 #: make tsan         tests with ThreadSanitizer
@@ -235,6 +236,9 @@ endif
 e2e: all
 	@tools/setup.sh --say e2e
 	@tests/e2e.sh ./cedar
+
+test-clients: all
+	@tests/clients.sh ./cedar
 
 asan tsan:
 	@CC='$(CC)' tools/setup.sh --say build test

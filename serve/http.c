@@ -415,7 +415,8 @@ cedar_status serve_http_open(cedar_server *s, cedar_err *err) {
     cedar_status st = need_files(o->connections_max, err);
     if (!st) st = find_address(o, &where, err);
     if (st) return st;
-    unsigned flags = MHD_USE_EPOLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME;
+    /* not epoll: libmicrohttpd 0.9.75 then misses the end of a connection that comes along with its last bytes */
+    unsigned flags = MHD_USE_POLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME;
     if (where->ai_family == AF_INET6) flags |= MHD_USE_IPv6;
     errno = 0;
     s->daemon = MHD_start_daemon(flags, o->port, NULL, NULL, on_request, s, MHD_OPTION_NOTIFY_COMPLETED, on_completed,

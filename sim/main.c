@@ -151,7 +151,7 @@ static const cedar_verb verbs[] = {
       "      --model NAME       the same as model=NAME (default tiny)\n"
       "      --host ADDRESS     numeric address to listen on (default 127.0.0.1: this machine alone)\n"
       "  -p, --port N           0 takes a free one (default 8000)\n"
-      "      --queue N          requests that may wait; one more gets status 429 (default 1024)\n"
+      "      --queue N          requests that may wait; one more gets status 429 (default 4096)\n"
       "      --connections N    open at the same time (default 4096)\n"
       "      --body BYTES       longest body of a request (default 67108864)\n"
       "      --grace SECONDS    after a signal, for what is on its way (default 30)\n"

@@ -18,7 +18,7 @@ CEDAR, FOLDER = sys.argv[1], sys.argv[2]
 VOCAB = 512                             # of the model "tiny"
 PROMPT, ANSWER = 800, 150               # tokens: long enough that a client's own overhead is small beside them
 WARMUP = 2
-RUNS = [(1, 16), (8, 32), (32, 64)]     # concurrency, requests
+RUNS = [(1, 12), (8, 32), (32, 64)]     # concurrency, requests
 LIMITS = {50: 0.02, 90: 0.05}
 failures = []
 
