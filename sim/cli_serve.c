@@ -238,7 +238,7 @@ int cedar_cli_serve(int argc, char **argv) {
                                              { "replace", no_argument, NULL, 'r' },
                                              { "quiet", no_argument, NULL, 'q' },
                                              { NULL, 0, NULL, 0 } };
-    serving x = { .host = "127.0.0.1", .port = 8000, .queue = 4096, .connections = 4096, .body = 64 << 20,
+    serving x = { .host = "127.0.0.1", .port = 8000, .queue = 4096, .connections = 4096, .body = 16 << 20,
                   .grace_s = 30 };
     char model[1024] = "";
     for (int c; (c = getopt_long(argc, argv, "H:p:m:o:rq", options, NULL)) != -1;) {

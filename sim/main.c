@@ -153,7 +153,7 @@ static const cedar_verb verbs[] = {
       "  -p, --port N           0 takes a free one (default 8000)\n"
       "      --queue N          requests that may wait; one more gets status 429 (default 4096)\n"
       "      --connections N    open at the same time (default 4096)\n"
-      "      --body BYTES       longest body of a request (default 67108864)\n"
+      "      --body BYTES       longest body of a request (default 16777216)\n"
       "      --grace SECONDS    after a signal, for what is on its way (default 30)\n"
       "  -o, --output FILE      write requests and steps into a database, as runs do\n"
       "  -r, --replace          overwrite a database that is there\n"

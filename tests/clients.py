@@ -18,7 +18,9 @@ CEDAR, FOLDER = sys.argv[1], sys.argv[2]
 VOCAB = 512                             # of the model "tiny"
 PROMPT, ANSWER = 800, 150               # tokens: long enough that a client's own overhead is small beside them
 WARMUP = 2
-RUNS = [(1, 12), (8, 32), (32, 64)]     # concurrency, requests
+AIPERF_S = 300                          # of one run: a minute where nothing else needs the processors
+RUNS = [(1, 12, "completions"), (8, 32, "chat"), (32, 64, "completions")]      # concurrency, requests, endpoint
+CHAT_LINES = len("user: \nassistant: ")         # tokens of a chat's prompt beside its one message
 LIMITS = {50: 0.02, 90: 0.05}
 failures = []
 
@@ -77,9 +79,9 @@ def percentile(values, p):
     return values[low] + (values[high] - values[low]) * (k - low)
 
 
-def run_aiperf(url, tokenizer, concurrency, requests, folder):
+def run_aiperf(url, tokenizer, concurrency, requests, endpoint, folder):
     command = [os.path.dirname(sys.executable) + "/aiperf", "profile", "-m", "tiny", "--tokenizer", tokenizer,
-               "--url", url, "--endpoint-type", "completions", "--streaming",
+               "--url", url, "--endpoint-type", endpoint, "--streaming",
                "--synthetic-input-tokens-mean", str(PROMPT), "--synthetic-input-tokens-stddev", "0",
                "--output-tokens-mean", str(ANSWER), "--output-tokens-stddev", "0",
                "--extra-inputs", "ignore_eos:true", "--extra-inputs", "temperature:0",
@@ -87,8 +89,13 @@ def run_aiperf(url, tokenizer, concurrency, requests, folder):
                "--warmup-request-count", str(WARMUP), "--random-seed", "7", "--artifact-dir", folder,
                "--ui", "none", "--no-gpu-telemetry", "--workers-max", "1", "--record-processor-service-count", "1"]
     with open(folder + ".log", "w") as log:
-        code = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, timeout=150).returncode
-    check(code == 0, f"AIPerf at concurrency {concurrency} ends with exit code 0 ({folder}.log)")
+        try:
+            code = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, timeout=AIPERF_S).returncode
+        except subprocess.TimeoutExpired:
+            code = f"none within {AIPERF_S} s"
+    check(code == 0, f"AIPerf at concurrency {concurrency}: exit code {code} ({folder}.log)")
+    if code != 0:
+        return {}
     with open(folder + "/profile_export.jsonl") as f:
         rows = [json.loads(line) for line in f]
     return {r["metadata"]["x_request_id"]: r for r in rows if r["metadata"]["benchmark_phase"] == "profiling"}
@@ -101,15 +108,16 @@ def own_rows(db):
     return {r[0]: r[1:] for r in rows}
 
 
-def compare(concurrency, requests, theirs, ours):
-    at = f"concurrency {concurrency}: "
+def compare(concurrency, requests, endpoint, theirs, ours):
+    at = f"concurrency {concurrency}, {endpoint}: "
+    lines = CHAT_LINES if endpoint == "chat" else 0
     check(len(theirs) == requests and not any(r.get("error") for r in theirs.values()),
           f"{at}AIPerf has {len(theirs)} of {requests} requests, none in error")
     missing = [i for i in theirs if i not in ours or ours[i][4]]
     check(not missing, f"{at}each is in cedar's database, without error")
     if missing or not theirs:
         return
-    counts = all(r["metrics"]["input_sequence_length"]["value"] == ours[i][0] == PROMPT and
+    counts = all(r["metrics"]["input_sequence_length"]["value"] == PROMPT == ours[i][0] - lines and
                  r["metrics"]["output_sequence_length"]["value"] == ours[i][1] == ANSWER and
                  r["metrics"]["usage_prompt_tokens"]["value"] == ours[i][0] and
                  r["metrics"]["usage_completion_tokens"]["value"] == ours[i][1] for i, r in theirs.items())
@@ -125,11 +133,11 @@ def compare(concurrency, requests, theirs, ours):
 def aiperf():
     tokenizer = FOLDER + "/tokenizer"
     make_tokenizer(tokenizer)
-    for concurrency, requests in RUNS:
+    for concurrency, requests, endpoint in RUNS:
         db, artifacts = f"{FOLDER}/aiperf-{concurrency}.db", f"{FOLDER}/aiperf-{concurrency}"
         with Server(db, "lanes=32", "threads=1") as server:
-            theirs = run_aiperf(server.url, tokenizer, concurrency, requests, artifacts)
-        compare(concurrency, requests, theirs, own_rows(db))
+            theirs = run_aiperf(server.url, tokenizer, concurrency, requests, endpoint, artifacts)
+        compare(concurrency, requests, endpoint, theirs, own_rows(db))
 
 
 def chat(client, **options):

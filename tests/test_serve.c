@@ -396,6 +396,13 @@ static const char *quoted(const char *text, char *out, size_t bytes) {
     return out;
 }
 
+/* One more item of a list. */
+static void add_item(char *body, size_t bytes, int item) {
+    size_t n = strlen(body);
+    int m = snprintf(body + n, bytes - n, ",%d", item);
+    ck_assert(m > 0 && (size_t)m < bytes - n);
+}
+
 /* --- parts -------------------------------------------------------------------------------------------------------- */
 
 START_TEST(tokens_and_texts_give_each_other_back) {
@@ -574,7 +581,7 @@ START_TEST(answers_are_what_the_engine_says) {
     result c = get_result(r, PLAIN, body);
     ck_assert_int_eq(c.prompt, 24);
     snprintf(body, sizeof body, "{\"max_tokens\":5,\"temperature\":0,\"prompt\":[%d", want[0]);
-    for (int i = 1; i < 24; i++) snprintf(body + strlen(body), 8, ",%d", want[i]);
+    for (int i = 1; i < 24; i++) add_item(body, sizeof body, want[i]);
     strcat(body, "]}");
     result d = get_result(r, PLAIN, body);
     ck_assert_str_eq(c.text, d.text);
@@ -748,7 +755,7 @@ START_TEST(bounded_replay_is_what_rows_say) {
     rig_open(r);
     rig_run(r);
     char body[2000] = "{\"max_tokens\":2,\"temperature\":0,\"prompt\":[1";
-    for (int i = 2; i <= 121; i++) snprintf(body + strlen(body), 8, ",%d", i);
+    for (int i = 2; i <= 121; i++) add_item(body, sizeof body, i);
     strcat(body, "]}");
     result a = get_result(r, PLAIN, body), b = get_result(r, PLAIN, body);
     ck_assert(a.cached == 0 && b.cached == 120);         /* whole pages, at least a token left over */
@@ -1046,7 +1053,7 @@ START_TEST(many_at_once_in_a_small_pool) {
     for (int k = 0; k < 12; k++) {
         snprintf(body[k], sizeof body[k], "{\"max_tokens\":%d,\"temperature\":%s,\"seed\":%d%s,\"prompt\":[%d", 3 + k,
                  k % 2 ? "1" : "0", k, k % 3 ? "" : ",\"stream\":true", k / 4);
-        for (int i = 0; i < 20 + 5 * k; i++) snprintf(body[k] + strlen(body[k]), 6, ",%d", i % 90);
+        for (int i = 0; i < 20 + 5 * k; i++) add_item(body[k], sizeof body[k], i % 90);
         strcat(body[k], "]}");
         alone[k] = get_result(r, PLAIN, body[k]);
     }
