@@ -13,3 +13,8 @@ uint32_t cedar_accept_drafts(uint64_t key, int64_t request_id, uint32_t step, ui
     uint64_t kept = mean_ppb / BILLION + (draw < mean_ppb % BILLION);
     return kept < drafts ? (uint32_t)kept : drafts;
 }
+
+uint32_t cedar_accept_rows(uint32_t drafts, uint32_t pos, uint32_t end, uint32_t boundary) {
+    uint32_t stop = boundary > pos && boundary < end ? boundary : end;
+    return drafts < stop - pos ? drafts + 1 : stop - pos;
+}

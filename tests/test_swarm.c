@@ -95,7 +95,13 @@ static void put_settings(dice *d, char *to) {
     if (roll(d, 4) == 0) put(to, "on_error=end_session ");
     if (roll(d, 4) == 0) put(to, "prefix_cache=false ");
     if (roll(d, 4) == 0) put(to, "salt=none ");
-    if (roll(d, 4) == 0) put(to, "continuation=greedy ");
+    bool greedy = roll(d, 4) == 0;
+    if (greedy) put(to, "continuation=greedy ");
+    if (roll(d, 3) == 0) {
+        uint32_t drafts = 1 + roll(d, 5);
+        put(to, "draft_tokens=%u ", drafts);
+        if (!greedy && roll(d, 2)) put(to, "acceptance_length=%u.%u ", 1 + roll(d, drafts), roll(d, 10));
+    }
     if (roll(d, 4) == 0) put(to, "batch_max=%u ", 1 + roll(d, 4));
     if (roll(d, 4) == 0) put(to, "floor_tok_s_user=%u floor_mode=admit ", 100 + roll(d, 900));
     if (roll(d, 4) == 0) put(to, "time_scale=0.%u ", roll(d, 10));
@@ -309,7 +315,8 @@ static void check_sums(const swarm *w, const cedar_run_result *a) {
         kept++;
         in += r->in_tokens;
         out += r->out_tokens;
-        ck_assert_uint_eq(r->decode_steps, r->out_tokens - 1);
+        ck_assert_uint_eq(r->decode_steps + r->accepted_tokens, r->out_tokens - 1);
+        ck_assert_uint_le(r->accepted_tokens, r->drafted_tokens);
         ck_assert(r->arrival_sched_ns <= r->admit_sched_ns && r->admit_sched_ns < r->first_sched_ns);
         ck_assert_uint_lt(r->hit_tokens, r->in_tokens);
     }
@@ -514,7 +521,8 @@ static void play_twins(uint64_t seed, uint64_t number) {
     uint32_t traces = 1 + roll(&d, TRACES_MAX);
     for (uint32_t i = 0; i < traces; i++) put_trace(&d, text, i);
     put_settings(&d, settings);
-    put(settings, "clock=modelled hardware=h200 continuation=forced page_tokens=%u ", 4u << roll(&d, 3));
+    put(settings, "clock=modelled hardware=h200 continuation=forced draft_tokens=0 acceptance_length=0 "
+        "page_tokens=%u ", 4u << roll(&d, 3));
     if (roll(&d, 3) == 0) put(settings, "chunk_tokens=%u ", 4 + roll(&d, 40));
     if (roll(&d, 4) == 0) put(settings, "adopt_short_hits=true encoder_rows=%u ", 4 + roll(&d, 40));
     if (roll(&d, 4) == 0) put(settings, "length_scale=%s ", roll(&d, 2) ? "1/2" : "2");
