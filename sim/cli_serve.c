@@ -59,13 +59,12 @@ static cedar_status set_word(serving *x, const char *word, cedar_err *err) {
 static uint64_t min_u64(uint64_t a, uint64_t b) { return a < b ? a : b; }
 
 static void make_engine_opts(serving *x) {
-    static const char *const backends[] = { "auto", "cpu", "cuda", "none" };
     const cedar_run_opts *o = x->opts;
     const cedar_config *c = cedar_model_config(x->model);
     cedar_engine_opts *e = &x->serve.engine;
     *e = cedar_engine_defaults(c);
     uint64_t most = (uint64_t)c->positions_max, seqs = min_u64((uint64_t)o->lanes, (uint64_t)o->step_tokens);
-    e->backend = backends[o->backend];
+    e->backend = cedar_opts_get(o, "backend");
     e->eager = o->graphs == CEDAR_GRAPHS_OFF;
     e->arith = o->arith;
     e->threads = (uint32_t)o->threads;
@@ -80,9 +79,10 @@ static void make_engine_opts(serving *x) {
 
 static cedar_status load(serving *x, cedar_err *err) {
     const cedar_run_opts *o = x->opts;
-    if (o->backend == CEDAR_BACKEND_NONE)
+    if (o->backend != CEDAR_BACKEND_AUTO && o->backend != CEDAR_BACKEND_CPU && o->backend != CEDAR_BACKEND_CUDA)
         return cedar_fail(err, CEDAR_E_ARG,
-                          "backend = \"none\" computes nothing that could be answered; take \"cpu\" or \"cuda\"");
+                          "backend = \"%s\" computes nothing here that could be answered; take \"cpu\" or \"cuda\"",
+                          cedar_opts_get(o, "backend"));
     cedar_status st = cedar_run_load_model(NULL, o, x->data_dir, &x->model, x->origin, x->model_hash, err);
     if (st) return st;
     const cedar_config *c = cedar_model_config(x->model);
