@@ -28,7 +28,7 @@ ifeq ($(OPT),)
 $(error CONFIG is $(CONFIG); it must be one of release, debug, asan, tsan, fuzz)
 endif
 
-PKGS    := lua5.4 sqlite3 jansson zlib libmd libcurl
+PKGS    := lua5.4 sqlite3 jansson zlib libmd libcurl libmicrohttpd
 PKGCFLAGS := $(shell pkg-config --cflags $(PKGS) 2>/dev/null)
 LDLIBS  := $(shell pkg-config --libs $(PKGS) 2>/dev/null) -lm -lpthread
 
@@ -73,7 +73,7 @@ say = @printf '  %-6s %s\n' '$(1)' '$(2)'
 endif
 
 # --- sources: every .c file of a folder belongs to the module --------------------------------------------------------
-MODULES   := base engine traces audit http sim reports lua
+MODULES   := base engine traces audit http sim reports lua serve
 SRC       := $(foreach m,$(MODULES),$(wildcard $(m)/*.c))
 MAIN      := sim/main.c
 LIBSRC    := $(filter-out $(MAIN),$(SRC))
@@ -93,8 +93,8 @@ TESTBIN   := $(TESTSRC:tests/%.c=$(BUILD)/tests/%)
 FUZZSRC   := $(wildcard tests/fuzz/fuzz_*.c)
 FUZZNAMES := $(FUZZSRC:tests/fuzz/fuzz_%.c=%)
 
-.PHONY: all help need setup quickstart test test-slow test-gpu test-report suites check e2e asan tsan clang fuzz fuzz-build \
-        headers includes tidy install clean FORCE
+.PHONY: all help need setup quickstart test test-slow test-gpu test-report test-clients suites check e2e asan tsan clang \
+        fuzz fuzz-build headers includes tidy install clean FORCE
 .DELETE_ON_ERROR:
 
 all: need
@@ -111,6 +111,7 @@ help:
 #: make test-slow    the tests that take minutes: those tagged "slow", and the oracle on random shapes
 #: make test-gpu     the CUDA engine on a GPU: operators, golden vectors, same bits, random plans; skipped without one
 #: make test-report  reports opened in a headless Chromium against their databases; pictures in build/report
+#: make test-clients other people's clients against cedar serve: AIPerf, the openai package; skipped without an index
 #: make e2e          the program from outside: run, report, replay, kill, exit codes
 #: make asan         tests with AddressSanitizer and UndefinedBehaviorSanitizer
 #: make tsan         tests with ThreadSanitizer
@@ -240,6 +241,9 @@ e2e: all
 test-report: all
 	@tools/setup.sh --say report
 	@tests/browser/report.py ./cedar build/report
+
+test-clients: all
+	@tests/clients.sh ./cedar
 
 asan tsan:
 	@CC='$(CC)' tools/setup.sh --say build test

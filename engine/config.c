@@ -522,11 +522,20 @@ static void name_shape(const char *path, char out[64]) {
     snprintf(out, 64, "%.*s", (int)(end - base), base);
 }
 
+/* The id that ends an answer; the engine has no use for it, but whoever serves the model does. */
+static int32_t end_id(const cedar_json *doc, int32_t vocab) {
+    const json_t *id = json_object_get(doc, "eos_token_id");
+    if (json_is_array(id)) id = json_array_get(id, 0);
+    json_int_t n = json_is_integer(id) ? json_integer_value(id) : -1;
+    return n >= 0 && n < vocab ? (int32_t)n : -1;
+}
+
 /* Reads and frees the document; `out` is set on success only. */
 static cedar_status finish(cedar_json *doc, const char *path, cedar_config *out, cedar_err *err) {
     cedar_config c;
     memset(&c, 0, sizeof c);
     cedar_status st = read_document(doc, path, &c, err);
+    c.eos = end_id(doc, c.vocab);
     cedar_json_free(doc);
     if (st) return st;
     name_shape(path, c.name);

@@ -42,6 +42,7 @@ typedef struct cedar_config {
     double yarn_factor, yarn_beta_fast, yarn_beta_slow;
     int32_t yarn_original;
     int32_t positions_max;
+    int32_t eos;                                /* id that ends an answer, -1 = the file names none */
     int32_t experts, experts_per_token, moe_dim;
     double route_scale, swiglu_limit;           /* limit 0 = no clamps */
     int32_t hc, hc_iters;                       /* residual streams, Sinkhorn rounds */

@@ -30,6 +30,7 @@ int cedar_cli_check_golden(int argc, char **argv);
 int cedar_cli_score(int argc, char **argv);
 int cedar_cli_calibrate(int argc, char **argv);
 int cedar_cli_bench(int argc, char **argv);
+int cedar_cli_serve(int argc, char **argv);
 
 /* What `cedar bench` measures; argv[0] is the subject. */
 int cedar_cli_bench_sim(int argc, char **argv);
@@ -58,6 +59,23 @@ bool cedar_cli_arith(const char *verb, const char *text, cedar_arith *out);
 
 /* Where scenarios/ and traces/ are: CEDAR_HOME, else as built in, else found from the program's own place, else ".". */
 void cedar_cli_data_dir(char *out, size_t bytes);
+
+/* What a database was made from. */
+typedef struct cedar_cli_source {
+    const char *path, *text;                /* of the scenario */
+    const char *const *words;               /* [word_count] key=value words of the command line */
+    size_t word_count;
+    uint64_t seed;
+} cedar_cli_source;
+
+struct cedar_store;
+
+/* Makes the database and writes its first row. After a failure *out is NULL or to be closed. */
+cedar_status cedar_cli_store(const char *db, bool replace, const cedar_cli_source *source, struct cedar_store **out,
+                             cedar_err *err) CEDAR_USE_RESULT;
+
+/* A folder that takes no files is said before a model is loaded for nothing. */
+cedar_status cedar_cli_check_place(const char *db, cedar_err *err) CEDAR_USE_RESULT;
 
 /* SIGINT and SIGTERM set a flag from here on; a second one ends the process as usual. */
 void cedar_cli_catch_signals(void);

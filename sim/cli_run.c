@@ -85,11 +85,12 @@ static uint64_t scenario_seed(const char *const *words, size_t count) {
     return seed;
 }
 
-static cedar_status write_manifest(const execution *x, const char *machine, const char *overrides, cedar_err *err) {
+static cedar_status write_manifest(const cedar_observer *to, const cedar_cli_source *source, const char *machine,
+                                   const char *overrides, cedar_err *err) {
     char hash[CEDAR_SHA256_HEX], when[32];
     cedar_sha256 s;
     cedar_sha256_init(&s);
-    cedar_sha256_add(&s, x->text, x->bytes);
+    cedar_sha256_add(&s, source->text, strlen(source->text));
     cedar_sha256_hex(&s, hash);
     time_t now = time(NULL);
     struct tm utc;
@@ -99,30 +100,37 @@ static cedar_status write_manifest(const execution *x, const char *machine, cons
                                .commit_dirty = cedar_build_dirty(),
                                .compiler = cedar_build_compiler(),
                                .build_flags = cedar_build_flags(),
-                               .scenario_path = x->path,
-                               .scenario_text = x->text,
+                               .scenario_path = source->path,
+                               .scenario_text = source->text,
                                .scenario_hash = hash,
                                .overrides = overrides,
                                .machine = machine,
                                .started_at = when,
-                               .seed = scenario_seed(x->overrides, x->override_count) };
-    return x->observer.manifest(x->observer.self, &row, err);
+                               .seed = source->seed };
+    return to->manifest(to->self, &row, err);
 }
 
-/* Makes the database. Whatever can be refused is refused before, since it may replace an older one. */
-static cedar_status need_store(execution *x, cedar_err *err) {
-    if (x->store) return CEDAR_OK;
-    char *machine = machine_json(), *overrides = overrides_json(x->overrides, x->override_count);
+/* Whatever can be refused is refused before the database is made, since it may replace an older one. */
+cedar_status cedar_cli_store(const char *db, bool replace, const cedar_cli_source *source, cedar_store **out,
+                             cedar_err *err) {
+    char *machine = machine_json(), *overrides = overrides_json(source->words, source->word_count);
     cedar_status st = CEDAR_OK;
     if (!machine || !overrides)
         st = cedar_fail(err, CEDAR_E_ARG, "a key=value word is not valid UTF-8, or memory ran out");
-    if (!st) st = cedar_store_create(x->db, x->replace, &x->store, err);
-    if (!st) {
-        x->observer = *cedar_store_observer(x->store);
-        st = write_manifest(x, machine, overrides, err);
-    }
+    if (!st) st = cedar_store_create(db, replace, out, err);
+    if (!st) st = write_manifest(cedar_store_observer(*out), source, machine, overrides, err);
     free(machine);
     free(overrides);
+    return st;
+}
+
+static cedar_status need_store(execution *x, cedar_err *err) {
+    if (x->store) return CEDAR_OK;
+    const cedar_cli_source source = { .path = x->path, .text = x->text, .words = x->overrides,
+                                      .word_count = x->override_count,
+                                      .seed = scenario_seed(x->overrides, x->override_count) };
+    cedar_status st = cedar_cli_store(x->db, x->replace, &source, &x->store, err);
+    if (x->store) x->observer = *cedar_store_observer(x->store);
     return st;
 }
 
@@ -132,8 +140,7 @@ static cedar_status first_run(void *self, const cedar_run_row *row, cedar_err *e
     return st ? st : x->observer.run_begin(x->observer.self, row, err);
 }
 
-/* A folder that takes no files is said before a model is loaded for nothing. */
-static cedar_status check_place(const char *db, cedar_err *err) {
+cedar_status cedar_cli_check_place(const char *db, cedar_err *err) {
     const char *slash = strrchr(db, '/');
     char *folder = cedar_strdup(slash ? db : ".");
     if (!folder) return cedar_fail(err, CEDAR_E_OOM, "%s: no memory for its name", db);
@@ -181,7 +188,7 @@ static cedar_status play_unkept(const cedar_run_opts *opts, const char *data_dir
 static cedar_status host_run(void *self, const cedar_run_opts *opts, cedar_run_result *out, cedar_err *err) {
     execution *x = self;
     if (!is_kept(opts)) return play_unkept(opts, x->data_dir, x->cache, out, err);
-    cedar_status st = x->store ? CEDAR_OK : check_place(x->db, err);
+    cedar_status st = x->store ? CEDAR_OK : cedar_cli_check_place(x->db, err);
     if (st) return st;
     cedar_run_host host = { .observer = &x->observer, .data_dir = x->data_dir, .progress = show_progress, .self = x,
                             .stop = cedar_cli_stop(), .hardware = cedar_hardware_find, .cache = x->cache };
@@ -207,7 +214,7 @@ static void show_audit_progress(void *self, const char *label, uint64_t done, ui
 
 static cedar_status host_audit(void *self, const cedar_audit_opts *opts, cedar_audit_result *out, cedar_err *err) {
     execution *x = self;
-    cedar_status st = x->store ? CEDAR_OK : check_place(x->db, err);
+    cedar_status st = x->store ? CEDAR_OK : cedar_cli_check_place(x->db, err);
     if (st) return st;
     const cedar_audit_observer rows = { x, first_audit_row };
     const cedar_audit_setting setting = { .observer = &rows, .data_dir = x->data_dir, .progress = show_audit_progress,

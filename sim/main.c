@@ -158,6 +158,34 @@ static const cedar_verb verbs[] = {
       "  cedar calibrate h200-agentx.db -o scenarios/hardware/h200-cedar.lua\n"
       "  cedar calibrate other.db --hardware h200-cedar\n",
       cedar_cli_calibrate },
+    { "serve", "an OpenAI-compatible endpoint over the engine, for other people's clients",
+      "usage: cedar serve [--model NAME] [--host ADDRESS] [--port N] [-o OUT.db] [key=value ...]\n"
+      "\n"
+      "Serves /v1/chat/completions, /v1/completions, /v1/models, /health and /metrics (docs/SERVE.md), with\n"
+      "continuous batching and the prefix cache of runs, until Ctrl-C or SIGTERM. Says where once it listens.\n"
+      "\n"
+      "      --model NAME       the same as model=NAME (default tiny)\n"
+      "      --host ADDRESS     numeric address to listen on (default 127.0.0.1: this machine alone)\n"
+      "  -p, --port N           0 takes a free one (default 8000)\n"
+      "      --queue N          requests that may wait; one more gets status 429 (default 4096)\n"
+      "      --connections N    open at the same time (default 4096)\n"
+      "      --body BYTES       longest body of a request (default 16777216)\n"
+      "      --grace SECONDS    after a signal, for what is on its way (default 30)\n"
+      "  -o, --output FILE      write requests and steps into a database, as runs do\n"
+      "  -r, --replace          overwrite a database that is there\n"
+      "  -q, --quiet            print nothing\n"
+      "\n"
+      "key=value: options of runs that mean the same here: model, weights_seed, backend, arith, threads, lanes\n"
+      "(requests that run at the same time), seed, context_max, replay, cut, encoder_rows, decoder_rows,\n"
+      "adopt_short_hits, prefix_cache, page_tokens, kv_pages, window_cache_bytes, step_tokens, chunk_tokens,\n"
+      "batch_max, graphs, label.\n"
+      "\n"
+      "examples:\n"
+      "  cedar serve --model tiny --port 8000 lanes=8\n"
+      "  cedar serve --port 0 -o served.db replay=both      bounded replay; results as those of a run\n"
+      "  curl -s http://127.0.0.1:8000/v1/completions -d '{\"prompt\": [1, 2, 3], \"max_tokens\": 8}'\n"
+      "There is no authentication: listen on other addresses only where everybody may use the model.\n",
+      cedar_cli_serve },
     { "help", "how to use a verb",
       "usage: cedar help [VERB]\n"
       "\n"

@@ -25,10 +25,7 @@ void run_note(run *r, run_mark what, uint64_t a, uint64_t b, uint64_t c) {
 
 bool run_stores_windows(const run *r) { return r->opts->prefix_cache && !r->rules.encoder; }
 
-cedar_hit_plan run_hit_plan(const run *r, uint32_t tokens) {
-    if (!r->rules.encoder) return (cedar_hit_plan){ .hit = tokens, .start = tokens, .write_floor = tokens };
-    return tokens ? cedar_plan_hit(&r->rules, tokens) : (cedar_hit_plan){ 0 };
-}
+cedar_hit_plan run_hit_plan(const run *r, uint32_t tokens) { return cedar_admit_hit(&r->rules, tokens); }
 
 /* How the step was launched: graphs are the GPU's, real or modelled. */
 const char *run_step_graph(const run *r) {

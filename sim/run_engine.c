@@ -66,67 +66,25 @@ static cedar_status finish(run *r, uint32_t index, cedar_err *err) {
 
 /* --- admission ---------------------------------------------------------------------------------------------------- */
 
-/* What the cache holds of the prompt, and what the arm's rules make of it. */
-static cedar_hit_plan find_hit(run *r, request *q, cedar_cache_hit *hit) {
-    *hit = (cedar_cache_hit){ .node = -1, .miss = CEDAR_MISS_OFF };
-    if (!r->cache) return (cedar_hit_plan){ 0, 0, 0, 0 };
-    cedar_cache_find(r->cache, q->tokens, q->row.in_tokens, hit);
-    cedar_hit_plan plan = run_hit_plan(r, hit->hit_tokens);
-    if (hit->hit_tokens && !plan.hit) {
-        hit->node = -1;
-        hit->depth = 0;
-        hit->miss = CEDAR_MISS_SHORT_HIT;
-    }
-    return plan;
-}
-
-/* Frees cached pages until `need` are there; false when pinned ones are in the way. */
-static cedar_status make_room(run *r, uint32_t need, bool *there, cedar_err *err) {
-    cedar_status st = CEDAR_OK;
-    bool evicted = true;
-    while (!st && cedar_pages_free(r->engine) < need && r->cache && evicted)
-        st = cedar_cache_evict(r->cache, &evicted, err);
-    *there = cedar_pages_free(r->engine) >= need;
-    return st;
-}
-
-static cedar_status take_sequence(run *r, request *q, const cedar_cache_hit *hit, const cedar_hit_plan *plan,
-                                  uint32_t fed, cedar_err *err) {
-    cedar_status st = cedar_seq_open(r->engine, &q->seq, err);
-    if (st) {
-        q->seq = -1;
-        return st;
-    }
-    if (plan->hit) cedar_cache_pages(r->cache, hit->node, r->pages);
-    if (plan->hit && r->rules.encoder) st = cedar_seq_adopt(r->engine, q->seq, q->tokens, r->pages, plan, err);
-    else if (plan->hit) st = cedar_seq_restore(r->engine, q->seq, q->tokens, r->pages, plan->hit, hit->snap, err);
-    return st ? st : cedar_seq_reserve(r->engine, q->seq, fed, err);
-}
-
-/* Takes a sequence and all pages of prompt and answer, so that a running request never waits for memory. */
+/* Takes a sequence and all pages of prompt and answer. */
 static cedar_status admit(run *r, request *q, bool *admitted, cedar_err *err) {
-    uint32_t page = r->engine_opts.page_tokens, fed = q->row.in_tokens + q->row.out_tokens - 1;
-    cedar_cache_hit hit;
-    cedar_hit_plan plan = find_hit(r, q, &hit);
-    if (hit.node >= 0) cedar_cache_pin(r->cache, hit.node);
-    q->node = hit.node;
-    cedar_status st = make_room(r, (fed + page - 1) / page - plan.hit / page, admitted, err);
-    if (!st && *admitted) st = take_sequence(r, q, &hit, &plan, fed, err);
-    if (st || !*admitted) {
-        if (q->node >= 0) cedar_cache_unpin(r->cache, q->node);
-        q->node = -1;
-        return st;
-    }
-    uint32_t boundary = q->row.in_tokens / page * page;
-    q->boundary = run_stores_windows(r) && boundary > plan.start ? boundary : 0;
-    q->depth = hit.depth + (plan.replayed > 0);
-    q->row.hit_tokens = plan.hit;
-    q->row.matched_tokens = hit.matched_tokens;
-    q->row.provenance_depth = hit.depth;
-    q->row.miss = hit.miss;
+    const cedar_admitter a = { .engine = r->engine, .cache = r->cache, .rules = &r->rules,
+                               .windows = run_stores_windows(r), .pages = r->pages };
+    cedar_admission got;
+    cedar_status st =
+        cedar_admit(&a, q->tokens, q->row.in_tokens, q->row.in_tokens + q->row.out_tokens - 1, &got, admitted, err);
+    if (st || !*admitted) return st;
+    q->seq = got.seq;
+    q->node = got.node;
+    q->boundary = got.boundary;
+    q->depth = got.depth;
+    q->row.hit_tokens = got.plan.hit;
+    q->row.matched_tokens = got.hit.matched_tokens;
+    q->row.provenance_depth = got.hit.depth;
+    q->row.miss = got.hit.miss;
     q->row.admit_sched_ns = r->clock.sched_ns;
     q->row.admit_ns = r->clock.meter_ns;
-    run_note(r, RUN_MARK_ADMIT, (uint64_t)q->row.request_id, (uint64_t)plan.hit << 32 | plan.start,
+    run_note(r, RUN_MARK_ADMIT, (uint64_t)q->row.request_id, (uint64_t)got.plan.hit << 32 | got.plan.start,
          (uint64_t)r->clock.sched_ns);
     return CEDAR_OK;
 }

@@ -106,6 +106,9 @@ typedef struct cedar_run_state {
 /* Where numerics happen: what the options say, and with clock modelled nowhere unless they say so. */
 cedar_backend_kind cedar_run_backend(const cedar_run_opts *o);
 
+/* What the options approximate on a model of this shape. */
+cedar_replay_rules cedar_run_replay_rules(const cedar_run_opts *o, const cedar_config *c);
+
 /* Loads traces and model, turns options into rules, and opens engine, cache, shadow and buffers. r holds opts, host and
  * obs; after a failure it is closed with cedar_run_close all the same. */
 cedar_status cedar_run_open(cedar_run_state *r, cedar_err *err) CEDAR_USE_RESULT;

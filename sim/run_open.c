@@ -90,17 +90,21 @@ void cedar_run_special_ids(const cedar_config *c, cedar_prompt_rules *rules) {
     if (b >= 0 && b < c->vocab && b != a) rules->special[rules->special_count++] = b;
 }
 
+cedar_replay_rules cedar_run_replay_rules(const cedar_run_opts *o, const cedar_config *c) {
+    uint32_t window = (uint32_t)c->window;
+    return (cedar_replay_rules){ .window = window,
+                                 .decoder = (o->replay == CEDAR_REPLAY_DECODER || o->replay == CEDAR_REPLAY_BOTH) &&
+                                            o->graphs != CEDAR_GRAPHS_FULL,
+                                 .encoder = o->replay == CEDAR_REPLAY_ENCODER || o->replay == CEDAR_REPLAY_BOTH,
+                                 .cut = o->cut,
+                                 .encoder_rows = o->encoder_rows ? (uint32_t)o->encoder_rows : window,
+                                 .decoder_rows = o->decoder_rows ? (uint32_t)o->decoder_rows : window,
+                                 .adopt_short_hits = o->adopt_short_hits };
+}
+
 static void make_rules(run *r) {
     const cedar_run_opts *o = r->opts;
-    uint32_t window = (uint32_t)r->config->window;
-    r->rules = (cedar_replay_rules){ .window = window,
-                                     .decoder = (o->replay == CEDAR_REPLAY_DECODER || o->replay == CEDAR_REPLAY_BOTH) &&
-                                                o->graphs != CEDAR_GRAPHS_FULL,
-                                     .encoder = o->replay == CEDAR_REPLAY_ENCODER || o->replay == CEDAR_REPLAY_BOTH,
-                                     .cut = o->cut,
-                                     .encoder_rows = o->encoder_rows ? (uint32_t)o->encoder_rows : window,
-                                     .decoder_rows = o->decoder_rows ? (uint32_t)o->decoder_rows : window,
-                                     .adopt_short_hits = o->adopt_short_hits };
+    r->rules = cedar_run_replay_rules(o, r->config);
     r->lane_rules = (cedar_lane_rules){
         .lanes = (uint32_t)o->lanes, .passes = (uint32_t)o->passes, .turns_max = (uint32_t)o->turns_max,
         .seed = (uint64_t)o->seed, .shuffle = o->order == CEDAR_ORDER_SHUFFLE, .time_scale_ppb = o->time_scale_ppb,
@@ -240,24 +244,11 @@ static cedar_status make_cost(run *r, cedar_err *err) {
     return CEDAR_OK;
 }
 
-static void host_page_retain(void *self, int32_t page) { cedar_page_retain(self, page); }
-static void host_page_release(void *self, int32_t page) { cedar_page_release(self, page); }
-
-static uint64_t host_snap_bytes(void *self, const cedar_snap *snap) {
-    (void)self;
-    return cedar_snap_bytes(snap);
-}
-
-static void host_snap_free(void *self, cedar_snap *snap) {
-    (void)self;
-    cedar_snap_free(snap);
-}
-
 static cedar_status open_cache(run *r, cedar_err *err) {
     if (!r->opts->prefix_cache) return CEDAR_OK;
     cedar_cache_opts o = { .page_tokens = r->engine_opts.page_tokens, .page_count = r->engine_opts.page_count,
                            .windows = !r->rules.encoder, .window_bytes_max = (uint64_t)r->opts->window_cache_bytes };
-    cedar_cache_host h = { r->engine, host_page_retain, host_page_release, host_snap_bytes, host_snap_free };
+    cedar_cache_host h = cedar_cache_engine_host(r->engine);
     return cedar_cache_new(&o, &h, &r->cache, err);
 }
 

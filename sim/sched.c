@@ -1,5 +1,7 @@
 /* The scheduler: continuous batching under a token budget. A pure function: no time, no memory, no engine. */
-#include "sim/sim_int.h"
+#include "sim/sched.h"
+
+#include "engine/engine.h"
 
 static uint32_t min_u32(uint32_t a, uint32_t b) { return a < b ? a : b; }
 

@@ -430,6 +430,39 @@ scores() {
     exits "score without tokens" 1 'at least one file' "$cedar" score --model $dir
 }
 
+# ask PORT METHOD PATH BODY: one request, the answer as it comes
+ask() {
+    exec 9<>"/dev/tcp/127.0.0.1/$1" || return 1
+    printf '%s %s HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s' "$2" "$3" "${#4}" "$4" >&9
+    cat <&9
+    exec 9>&-
+}
+
+serves() {
+    local db=$out/served.db log=$out/serve.log pid port rc
+    "$cedar" serve --port 0 -o "$db" threads=1 replay=both >"$log" 2>&1 &
+    pid=$!
+    for _ in $(seq 100); do grep -q '/v1$' "$log" && break; sleep 0.1; done
+    port=$(sed -n 's/.*:\([0-9]*\)\/v1$/\1/p' "$log")
+    ask "$port" GET /health '' >"$out/serve-health.log"
+    ok "the server says where it is, and is there" grep -q '"ok"' "$out/serve-health.log"
+    ask "$port" POST /v1/completions '{"prompt":[5,6,7],"max_tokens":9,"temperature":0}' >"$out/serve-answer.log"
+    ok "it answers" grep -q '"completion_tokens":9' "$out/serve-answer.log"
+    exits "a port that is taken: 5" 5 'cannot be listened on' "$cedar" serve --port "$port"
+    kill -TERM $pid
+    wait $pid
+    rc=$?
+    same "SIGTERM ends it with 0" "$rc" 0
+    same "its database has the request" "$(sql "$db" "SELECT in_tokens || '|' || out_tokens || error FROM requests")" \
+        "3|9"
+    same "and a finished run" "$(sql "$db" "SELECT status, clock, requests FROM runs")" "finished|wall|1"
+    exits "a report of it" 0 'clock wall' "$cedar" report "$db"
+    exits "nothing to play again: 1" 1 'nothing to play again' "$cedar" replay "$db"
+    exits "an option without use: 1" 1 'no use for' "$cedar" serve trace=x
+    exits "a database that is there: 5" 5 'exists' "$cedar" serve -o "$db"
+    exits "an address that is none: 1" 1 'numeric' "$cedar" serve --host localhost --port 0
+}
+
 [ -x "$cedar" ] || { echo "e2e.sh: there is no program $cedar" >&2; exit 1; }
 command -v sqlite3 >/dev/null || { echo "e2e.sh needs sqlite3: apt-get install sqlite3" >&2; exit 1; }
 rm -rf "$out"
@@ -450,6 +483,7 @@ ladders
 claims
 goldens
 scores
+serves
 if [ -n "${CEDAR_TALLY:-}" ]; then
     echo "$passed $failed $skipped" >>"$CEDAR_TALLY"
 else

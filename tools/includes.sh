@@ -3,8 +3,9 @@
 #
 #     base <- engine <- sim <- lua      base <- traces <- sim      base <- http <- sim      sim/observer.h <- reports
 #     engine <- audit <- sim, lua       audit/observer.h <- reports
+#     sim/{admit,cache,sched,observer,sim}.h <- serve
 #
-# The program (sim/main.c and the verbs, sim/cli*.c) starts all modules: it alone sees lua/ and reports/.
+# The program (sim/main.c and the verbs, sim/cli*.c) starts all modules: it alone sees lua/, reports/ and serve/.
 set -u
 
 allowed() {     # FILE INCLUDED
@@ -22,18 +23,23 @@ allowed() {     # FILE INCLUDED
     sim/cli*' lua/script.h' | sim/cli*' lua/hardware.h' | sim/cli*' reports/reports.h') ;;
     lua/*' base/'* | lua/*' lua/'* | lua/*' sim/sim.h' | lua/*' sim/observer.h' | lua/*' sim/cost.h') ;;
     lua/*' sim/claims.h' | lua/*' sim/shape.h') ;;
+    serve/*' base/'* | serve/*' serve/'* | serve/*' engine/engine.h' | serve/*' sim/admit.h' | serve/*' sim/cache.h') ;;
+    serve/*' sim/sched.h' | serve/*' sim/observer.h' | serve/*' sim/sim.h') ;;
+    sim/cli*' serve/serve.h') ;;
     reports/*' base/'* | reports/*' reports/'* | reports/*' sim/observer.h') ;;
-    *' http/'*) return 1 ;;
+    *' http/'* | *' serve/'*) return 1 ;;
     *' base/'* | *' engine/'* | *' traces/'* | *' sim/'* | *' audit/'* | *' lua/'* | *' reports/'*) return 1 ;;
     # libraries, each in the modules that need it
     base/*' sha2.h') ;;
     base/*' jansson.h' | engine/*' jansson.h' | traces/*' jansson.h' | sim/*' jansson.h' | http/*' jansson.h') ;;
     http/*' curl/curl.h') ;;
+    serve/*' jansson.h' | serve/*' microhttpd.h') ;;
     traces/*' zlib.h') ;;
     reports/*' sqlite3.h' | reports/*' jansson.h') ;;
     lua/*' lua.h' | lua/*' lauxlib.h' | lua/*' lualib.h') ;;
     engine/cuda/*' cuda'* | engine/cuda/*' cublas'* | engine/cuda/*' nccl.h' | engine/cuda/*' cooperative_groups'*) ;;
-    *' sha2.h' | *' jansson.h' | *' zlib.h' | *' sqlite3'* | *' lua'* | *' lauxlib.h' | *' curl/'*) return 1 ;;
+    *' sha2.h' | *' jansson.h' | *' zlib.h' | *' sqlite3'* | *' lua'* | *' lauxlib.h') return 1 ;;
+    *' curl/'* | *' microhttpd.h') return 1 ;;
     *' cuda'* | *' cublas'* | *' nccl.h' | *' cooperative_groups'*) return 1 ;;
     esac
 }
@@ -46,6 +52,6 @@ while IFS=: read -r file number text; do
     echo "$file:$number: may not include $included"
     fail=1
 done < <(grep -rnE '^[[:space:]]*#[[:space:]]*include' --include='*.[ch]' --include='*.cu' --include='*.cuh' \
-    base engine traces audit http sim lua reports)
+    base engine traces audit http sim lua reports serve)
 [ $fail -eq 0 ] && echo "includes: $count lines"
 exit $fail

@@ -54,6 +54,7 @@ look() {
         want zlib1g-dev "traces may be gzip files" has_library zlib
         want libmd-dev "SHA-256 of traces, models and scenarios" has_library libmd
         want libcurl4-openssl-dev "runs against HTTP endpoints" has_library libcurl
+        want libmicrohttpd-dev "the HTTP server of cedar serve" has_library libmicrohttpd
         want libjs-chart.js "charts of the HTML report" has_file /usr/share/javascript/chart.js/chart.min.js ;;
     esac
     case "$needs " in *" test "*)
