@@ -212,7 +212,7 @@ typedef struct cedar_engine_opts {
 /* What an engine will allocate, before it does (bytes). */
 typedef struct cedar_memory_plan {
     uint64_t tensor_count, tensor_count_draft;  /* stored tensors, scales included; of them draft */
-    uint64_t parameters;
+    uint64_t parameters, parameters_engram, parameters_draft;   /* all; of them Engram tables, draft stages */
     uint64_t weight_bytes;                      /* the checkpoint: all text tensors */
     uint64_t expert_bytes, draft_bytes, engram_table_bytes, attention_bytes, shared_bytes, embed_head_bytes,
              hc_bytes, other_bytes;             /* parts of weight_bytes */
@@ -240,6 +240,10 @@ cedar_status cedar_engine_open(const cedar_model *model, const cedar_engine_opts
                                cedar_err *err) CEDAR_USE_RESULT;
 void cedar_engine_close(cedar_engine *e);
 const cedar_engine_opts *cedar_engine_options(const cedar_engine *e);
+
+/* Name of the GPU that the backend computes on; "" for the others. */
+enum { CEDAR_DEVICE_BYTES = 128 };
+void cedar_device_name(const char *backend, char out[CEDAR_DEVICE_BYTES]);
 
 /* Sequences. A handle is 0 .. seq_count-1. */
 /* CEDAR_E_BUSY if none is free */

@@ -37,12 +37,15 @@ static cedar_status add_tensor(void *self, const cedar_tensor_info *t, cedar_err
     cedar_memory_plan *p = self;
     uint64_t bytes = cedar_tensor_data_bytes(t) + cedar_tensor_scale_bytes(t), part;
     uint64_t elements = (uint64_t)t->rows * (uint64_t)t->cols, stored = t->scale_name[0] ? 2 : 1;
-    char *at = (char *)p + part_of(t->name);
+    const size_t place = part_of(t->name);
+    char *at = (char *)p + place;
     memcpy(&part, at, sizeof part);
     part += bytes;
     memcpy(at, &part, sizeof part);
     p->weight_bytes += bytes;
     p->parameters += elements;
+    if (place == offsetof(cedar_memory_plan, engram_table_bytes)) p->parameters_engram += elements;
+    if (place == offsetof(cedar_memory_plan, draft_bytes)) p->parameters_draft += elements;
     p->tensor_count += stored;
     if (!strncmp(t->name, "mtp.", 4)) p->tensor_count_draft += stored;
     switch (t->kind) {

@@ -1,4 +1,5 @@
-/* ladder{...} and claim{...}: what a scenario concludes from its runs (docs/SCENARIOS.md).
+/* ladder{...} and claim{...}: what a scenario concludes from its runs; published(path) and shape(model): what it
+ * compares with (docs/SCENARIOS.md).
  *
  * Rows go to the host one by one, each checked before; texts are borrowed from the tables, which stay on the stack
  * meanwhile. */
@@ -273,8 +274,8 @@ static cedar_claim_test read_test(lua_State *L, int published, const cedar_claim
     cedar_claim_test t = { .published = row->published, .ours = row->ours, .lo = row->lo, .hi = row->hi };
     const char *name = text_field(L, "claim", 1, "rule", NULL);
     if (!cedar_claim_rule_find(name, &t.rule))
-        script_fail(L, "claim: rule = \"%.32s\": must be rounded, within, at_least or at_most", name);
-    if (t.rule == CEDAR_CLAIM_ROUNDED) {
+        script_fail(L, "claim: rule = \"%.32s\": must be rounded, digit, within, at_least or at_most", name);
+    if (t.rule == CEDAR_CLAIM_ROUNDED || t.rule == CEDAR_CLAIM_DIGIT) {
         t.last_digit = number_field(L, "claim", published, "last_digit");
         if (t.last_digit <= 0) script_fail(L, "claim: last_digit must be above 0");
     } else {
@@ -334,5 +335,96 @@ int verb_claim(lua_State *L) {
         lua_settop(L, list);
     }
     lua_pushstring(L, row.verdict);
+    return 1;
+}
+
+/* --- published, shape --------------------------------------------------------------------------------------------- */
+
+static int free_list(lua_State *L) {
+    cedar_published_list **box = lua_touserdata(L, 1);
+    cedar_published_free(*box);
+    *box = NULL;
+    return 0;
+}
+
+/* Pushes a box whose list is freed with it, whatever happens. */
+static cedar_published_list **push_list_box(lua_State *L) {
+    cedar_published_list **box = lua_newuserdatauv(L, sizeof *box, 0);
+    *box = NULL;
+    lua_createtable(L, 0, 1);
+    lua_pushcfunction(L, free_list);
+    lua_setfield(L, -2, "__gc");
+    lua_setmetatable(L, -2);
+    return box;
+}
+
+static void push_row(lua_State *L, const cedar_published *p) {
+    const struct { const char *key, *text; } texts[] = {
+        { "source", p->source }, { "date", p->date }, { "model", p->model }, { "hardware", p->hardware },
+        { "engine", p->engine }, { "metric", p->metric }, { "condition", p->condition }, { "unit", p->unit },
+        { "url", p->url } };
+    lua_createtable(L, 0, 13);
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
+        lua_pushstring(L, texts[i].text);
+        lua_setfield(L, -2, texts[i].key);
+    }
+    lua_pushinteger(L, (lua_Integer)p->row);
+    lua_setfield(L, -2, "row");
+    lua_pushinteger(L, p->line);
+    lua_setfield(L, -2, "line");
+    lua_pushnumber(L, p->value);
+    lua_setfield(L, -2, "value");
+    lua_pushnumber(L, p->last_digit);
+    lua_setfield(L, -2, "last_digit");
+    values_make_strict(L, "a published figure");
+}
+
+int verb_published(lua_State *L) {
+    const script *s = script_of(L);
+    cedar_err err = { 0 };
+    script_check_fatal(L);
+    if (lua_type(L, 1) != LUA_TSTRING)
+        script_fail(L, "published(path): path must be a text, such as \"scenarios/claims/published_claims.csv\"");
+    if (!s->host->published) script_fail(L, "published: this program reads no files of published figures");
+    cedar_published_list **box = push_list_box(L);
+    cedar_status st = s->host->published(s->host->self, lua_tostring(L, 1), box, &err);
+    if (st) {
+        err.code = st;
+        return script_fail_status(L, "published", &err);
+    }
+    lua_createtable(L, (int)(*box)->count, 0);
+    for (size_t i = 0; i < (*box)->count; i++) {
+        push_row(L, &(*box)->rows[i]);
+        lua_rawseti(L, -2, (lua_Integer)i + 1);
+    }
+    return 1;
+}
+
+int verb_shape(lua_State *L) {
+    const script *s = script_of(L);
+    cedar_err err = { 0 };
+    cedar_shape x;
+    script_check_fatal(L);
+    if (lua_type(L, 1) != LUA_TSTRING) script_fail(L, "shape(model): model must be a name, such as \"flash\"");
+    if (!s->host->shape) script_fail(L, "shape: this program has no shapes");
+    cedar_status st = s->host->shape(s->host->self, lua_tostring(L, 1), &x, &err);
+    if (st) {
+        err.code = st;
+        return script_fail_status(L, "shape", &err);
+    }
+    const struct { const char *key; double value; } figures[] = {
+        { "layers", x.layers }, { "cut", x.cut }, { "window", x.window }, { "parameters", x.parameters },
+        { "parameters_backbone", x.parameters_backbone }, { "parameters_engram", x.parameters_engram },
+        { "parameters_draft", x.parameters_draft }, { "active_prefill", x.active_prefill },
+        { "active_decode", x.active_decode }, { "kv_token_bytes", x.kv_token_bytes },
+        { "window_bytes", x.window_bytes } };
+    lua_newtable(L);
+    lua_pushstring(L, x.name);
+    lua_setfield(L, -2, "name");
+    for (size_t i = 0; i < sizeof figures / sizeof *figures; i++) {
+        lua_pushnumber(L, figures[i].value);
+        lua_setfield(L, -2, figures[i].key);
+    }
+    values_make_strict(L, "a shape");
     return 1;
 }

@@ -11,7 +11,9 @@
 
 #include "audit/audit.h"
 #include "base/status.h"
+#include "sim/claims.h"
 #include "sim/observer.h"
+#include "sim/shape.h"
 #include "sim/sim.h"
 
 /* What a scenario may do to the world: everything goes through here. */
@@ -23,6 +25,10 @@ typedef struct cedar_script_host {
     cedar_status (*audit)(void *self, const cedar_audit_opts *opts, cedar_audit_result *out, cedar_err *err);
     /* Records an expectation; ok or not, the scenario goes on. */
     cedar_status (*expect)(void *self, const char *what, bool ok, const char *detail, cedar_err *err);
+    /* Reads a file of published figures; the caller frees it (cedar_published_free). NULL: there are none. */
+    cedar_status (*published)(void *self, const char *path, cedar_published_list **out, cedar_err *err);
+    /* Figures of a model's shape. NULL: there are none. */
+    cedar_status (*shape)(void *self, const char *model, cedar_shape *out, cedar_err *err);
     /* Records what ladder{...} or claim{...} says; NULL throws it away. */
     cedar_status (*finding)(void *self, cedar_finding kind, const void *row, cedar_err *err);
     /* One print(...) or note(...) of the scenario, without newline at the end; NULL throws the text away. */

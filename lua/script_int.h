@@ -1,9 +1,9 @@
 /* Private to lua/: the state of one scenario execution, and what the files share.
  *
  * script.c owns the execution, sandbox.c limits and globals, stdlib.c the changed library functions, verbs.c the
- * verbs, search.c those that try many points, audit.c audits, findings.c ladders and claims, policy.c functions that a run calls, values.c
- * conversions. Every function that takes a lua_State may raise a Lua error unless it says otherwise; C memory that must
- * survive that lives in Lua userdata. */
+ * verbs, search.c those that try many points, audit.c audits, findings.c ladders and claims, policy.c functions that a
+ * run calls, values.c conversions. Every function that takes a lua_State may raise a Lua error unless it says
+ * otherwise; C memory that must survive that lives in Lua userdata. */
 #ifndef CEDAR_LUA_SCRIPT_INT_H
 #define CEDAR_LUA_SCRIPT_INT_H
 
@@ -76,7 +76,9 @@ int verb_frontier(lua_State *L);
 /* audit.c: audit{...}. */
 int verb_audit(lua_State *L);
 
-/* findings.c: ladder{...} and claim{...}. */
+/* findings.c: ladder{...}, claim{...}, published(path) and shape(model). */
+int verb_published(lua_State *L);
+int verb_shape(lua_State *L);
 int verb_ladder(lua_State *L);
 int verb_claim(lua_State *L);
 

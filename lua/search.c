@@ -168,8 +168,8 @@ int verb_search(lua_State *L) {
 /* --- frontier ----------------------------------------------------------------------------------------------------- */
 
 /* Metrics that a front can be asked for besides y. */
-static const char *const extras[] = { "ttft_p50_ms", "ttft_p90_ms", "itl_p50_ms", "itl_p90_ms", "output_tok_s",
-                                      "hit_rate",    "kl_mean",     "top1_rate",  "dlogp_mean" };
+static const char *const extras[] = { "ttft_mean_ms", "ttft_p50_ms", "ttft_p90_ms", "itl_p50_ms", "itl_p90_ms",
+                                      "output_tok_s", "hit_rate", "kl_mean", "top1_rate", "dlogp_mean" };
 enum { EXTRA_COUNT = sizeof extras / sizeof *extras };
 
 static double number_at(lua_State *L, int table, const char *name, bool needed) {

@@ -383,6 +383,7 @@ void verbs_open(lua_State *L) {
                                       { "expect", verb_expect }, { "print", verb_print }, { "note", verb_note },
                                       { "options", verb_options }, { "search", verb_search },
                                       { "frontier", verb_frontier }, { "audit", verb_audit },
-                                      { "ladder", verb_ladder }, { "claim", verb_claim }, { NULL, NULL } };
+                                      { "ladder", verb_ladder }, { "claim", verb_claim },
+                                      { "published", verb_published }, { "shape", verb_shape }, { NULL, NULL } };
     luaL_setfuncs(L, verbs, 0);
 }

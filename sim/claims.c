@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-static const char *const rule_names[] = { "rounded", "within", "at_least", "at_most" };
+static const char *const rule_names[] = { "rounded", "digit", "within", "at_least", "at_most" };
 
 bool cedar_claim_rule_find(const char *name, cedar_claim_rule *out) {
     for (size_t i = 0; i < sizeof rule_names / sizeof *rule_names; i++)
@@ -25,14 +25,18 @@ const char *cedar_claim_verdict_name(cedar_claim_verdict v) {
 typedef struct band { double lo, hi; char words[96]; } band;
 
 static band band_of(const cedar_claim_test *t) {
-    double p = t->published, most = fabs(p) * t->share, half = t->last_digit / 2;
+    double p = t->published, most = fabs(p) * t->share;
     band b = { -(double)INFINITY, (double)INFINITY, "" };
-    if (t->rule == CEDAR_CLAIM_ROUNDED) most = half;
+    if (t->rule == CEDAR_CLAIM_ROUNDED) most = t->last_digit / 2;
+    if (t->rule == CEDAR_CLAIM_DIGIT) most = t->last_digit;
     if (t->rule != CEDAR_CLAIM_AT_MOST) b.lo = p - most;
     if (t->rule != CEDAR_CLAIM_AT_LEAST) b.hi = p + most;
     switch (t->rule) {
     case CEDAR_CLAIM_ROUNDED:
         snprintf(b.words, sizeof b.words, "rounded, the published %.6g", p);
+        break;
+    case CEDAR_CLAIM_DIGIT:
+        snprintf(b.words, sizeof b.words, "within a unit of the last digit of %.6g: %.6g to %.6g", p, b.lo, b.hi);
         break;
     case CEDAR_CLAIM_WITHIN:
         snprintf(b.words, sizeof b.words, "within %.4g %% of %.6g: %.6g to %.6g", 100 * t->share, p, b.lo, b.hi);

@@ -83,25 +83,6 @@ static cedar_status rows_add(rows *r, size_t size, const void *row, cedar_err *e
 
 /* --- observers ---------------------------------------------------------------------------------------------------- */
 
-static cedar_status no_run(void *self, const cedar_run_row *row, cedar_err *err) {
-    return (void)self, (void)row, (void)err, CEDAR_OK;
-}
-static cedar_status no_session(void *self, const cedar_session_row *row, cedar_err *err) {
-    return (void)self, (void)row, (void)err, CEDAR_OK;
-}
-static cedar_status no_request(void *self, const cedar_request_row *row, cedar_err *err) {
-    return (void)self, (void)row, (void)err, CEDAR_OK;
-}
-static cedar_status no_step(void *self, const cedar_step_row *row, cedar_err *err) {
-    return (void)self, (void)row, (void)err, CEDAR_OK;
-}
-static cedar_status no_quality(void *self, const cedar_quality_row *row, cedar_err *err) {
-    return (void)self, (void)row, (void)err, CEDAR_OK;
-}
-static cedar_status no_end(void *self, const cedar_run_end_row *row, cedar_err *err) {
-    return (void)self, (void)row, (void)err, CEDAR_OK;
-}
-
 /* The texts of the rows belong to the traces, which stay loaded, or to nobody. */
 static cedar_status keep_request(void *self, const cedar_request_row *row, cedar_err *err) {
     cedar_request_row copy = *row;
@@ -113,9 +94,6 @@ static cedar_status keep_step(void *self, const cedar_step_row *row, cedar_err *
     rows *r = &((bench *)self)->step_rows;
     return r->count < STORE_STEPS ? rows_add(r, sizeof *row, row, err) : CEDAR_OK;
 }
-
-static const cedar_observer silent = { .run_begin = no_run, .session = no_session, .request = no_request,
-                                       .step = no_step, .quality = no_quality, .run_end = no_end };
 
 /* --- the replay --------------------------------------------------------------------------------------------------- */
 
@@ -154,7 +132,7 @@ static cedar_status measure_replay(bench *b, uint64_t n, bool stored, cedar_err 
     cedar_status st = stored ? cedar_store_create(b->store, true, &store, err) : CEDAR_OK;
     if (st) return st;
     int64_t wall = cedar_now_ns(), cpu = cpu_ns();
-    st = play(b, b->requests, "4096", stored ? cedar_store_observer(store) : &silent, &a, err);
+    st = play(b, b->requests, "4096", stored ? cedar_store_observer(store) : &cedar_observer_silent, &a, err);
     cedar_status closed = cedar_store_close(store, !st, st ? NULL : err);
     double wall_s = (double)(cedar_now_ns() - wall) / 1e9,
            cpu_s = (double)(cpu_ns() - cpu) / 1e9;
@@ -173,7 +151,7 @@ static cedar_status replay_silent(bench *b, uint64_t n, cedar_err *err) { return
 /* --- the store ---------------------------------------------------------------------------------------------------- */
 
 static cedar_status capture(bench *b, cedar_err *err) {
-    cedar_observer obs = silent;
+    cedar_observer obs = cedar_observer_silent;
     cedar_run_result a;
     obs.self = b;
     obs.request = keep_request;

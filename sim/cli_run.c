@@ -167,8 +167,20 @@ static void show_progress(void *self, const cedar_progress *p) {
 
 /* --- what a scenario may do --------------------------------------------------------------------------------------- */
 
+/* A run with keep = false: nobody hears of it but the scenario. */
+static bool is_kept(const cedar_run_opts *opts) { return strcmp(cedar_opts_get(opts, "keep"), "true") == 0; }
+
+static cedar_status play_unkept(const cedar_run_opts *opts, const char *data_dir, cedar_run_cache *cache,
+                                cedar_run_result *out, cedar_err *err) {
+    const cedar_run_host host = { .observer = &cedar_observer_silent, .data_dir = data_dir, .stop = cedar_cli_stop(),
+                                  .hardware = cedar_hardware_find, .cache = cache };
+    *out = (cedar_run_result){ 0 };
+    return cedar_run(opts, 0, &host, out, err);
+}
+
 static cedar_status host_run(void *self, const cedar_run_opts *opts, cedar_run_result *out, cedar_err *err) {
     execution *x = self;
+    if (!is_kept(opts)) return play_unkept(opts, x->data_dir, x->cache, out, err);
     cedar_status st = x->store ? CEDAR_OK : check_place(x->db, err);
     if (st) return st;
     cedar_run_host host = { .observer = &x->observer, .data_dir = x->data_dir, .progress = show_progress, .self = x,
@@ -219,6 +231,24 @@ static cedar_status host_finding(void *self, cedar_finding kind, const void *row
     execution *x = self;
     cedar_status st = need_store(x, err);
     return st ? st : x->observer.finding(x->observer.self, kind, row, err);
+}
+
+/* A file as given, or else under the data directory. */
+static cedar_status find_published(const char *data_dir, const char *path, cedar_published_list **out, cedar_err *err) {
+    char found[2048];
+    int n = snprintf(found, sizeof found, "%s", path);
+    if (access(path, R_OK)) n = snprintf(found, sizeof found, "%s/%s", data_dir, path);
+    if (n >= (int)sizeof found || access(found, R_OK))
+        return cedar_fail(err, CEDAR_E_IO, "%.200s: no such file, neither here nor under %.200s", path, data_dir);
+    return cedar_published_load(found, out, err);
+}
+
+static cedar_status host_published(void *self, const char *path, cedar_published_list **out, cedar_err *err) {
+    return find_published(((const execution *)self)->data_dir, path, out, err);
+}
+
+static cedar_status host_shape(void *self, const char *model, cedar_shape *out, cedar_err *err) {
+    return cedar_shape_figures(model, ((const execution *)self)->data_dir, out, err);
 }
 
 static void host_print(void *self, const char *text) {
@@ -282,7 +312,8 @@ static int execute(execution *x) {
     if (st) return cedar_cli_fail(&err);
     x->observer = (cedar_observer){ .self = x, .run_begin = first_run };
     cedar_script_host host = { .self = x, .run = host_run, .audit = host_audit, .expect = host_expect,
-                               .finding = host_finding, .print = host_print };
+                               .published = host_published, .shape = host_shape, .finding = host_finding,
+                               .print = host_print };
     cedar_script_opts o = { .name = x->path, .text = x->text, .bytes = x->bytes, .overrides = x->overrides,
                             .override_count = x->override_count, .seed = scenario_seed(x->overrides, x->override_count),
                             .stop = cedar_cli_stop() };
@@ -338,41 +369,6 @@ typedef struct replay {
     bool verbose;
 } replay;
 
-static cedar_status ignore_run(void *self, const cedar_run_row *row, cedar_err *err) {
-    (void)self;
-    (void)row;
-    (void)err;
-    return CEDAR_OK;
-}
-
-static cedar_status ignore_session(void *self, const cedar_session_row *row, cedar_err *err) {
-    (void)self;
-    (void)row;
-    (void)err;
-    return CEDAR_OK;
-}
-
-static cedar_status ignore_request(void *self, const cedar_request_row *row, cedar_err *err) {
-    (void)self;
-    (void)row;
-    (void)err;
-    return CEDAR_OK;
-}
-
-static cedar_status ignore_quality(void *self, const cedar_quality_row *row, cedar_err *err) {
-    (void)self;
-    (void)row;
-    (void)err;
-    return CEDAR_OK;
-}
-
-static cedar_status ignore_end(void *self, const cedar_run_end_row *row, cedar_err *err) {
-    (void)self;
-    (void)row;
-    (void)err;
-    return CEDAR_OK;
-}
-
 static cedar_status watch_step(void *self, const cedar_step_row *row, cedar_err *err) {
     replay *x = self;
     (void)err;
@@ -384,8 +380,9 @@ static cedar_status watch_step(void *self, const cedar_step_row *row, cedar_err 
 static cedar_status play_again(replay *x, const cedar_stored_run *old, const cedar_run_opts *opts,
                                cedar_run_result *out, cedar_err *err) {
     cedar_run_opts *o = NULL;
-    cedar_observer obs = { .self = x, .run_begin = ignore_run, .session = ignore_session, .request = ignore_request,
-                           .step = watch_step, .quality = ignore_quality, .run_end = ignore_end };
+    cedar_observer obs = cedar_observer_silent;
+    obs.self = x;
+    obs.step = watch_step;
     cedar_run_host host = { .observer = &obs, .data_dir = x->data_dir, .recorded = &old->recorded, .stop = &x->stop,
                             .hardware = cedar_hardware_find, .cache = x->cache };
     x->steps = 0;
@@ -404,6 +401,7 @@ static cedar_status play_again(replay *x, const cedar_stored_run *old, const ced
 
 static cedar_status replay_run(void *self, const cedar_run_opts *opts, cedar_run_result *out, cedar_err *err) {
     replay *x = self;
+    if (!is_kept(opts)) return play_unkept(opts, x->data_dir, x->cache, out, err);
     if (x->runs == x->stored->run_count && !x->stored->finished)
         return cedar_fail(err, CEDAR_E_INTERRUPT, "the recording ends here");
     if (x->runs == x->stored->run_count) {
@@ -510,6 +508,14 @@ static int verdict(const replay *x, cedar_status st, cedar_err *err) {
     return CEDAR_EXIT_DIVERGED;
 }
 
+static cedar_status replay_published(void *self, const char *path, cedar_published_list **out, cedar_err *err) {
+    return find_published(((const replay *)self)->data_dir, path, out, err);
+}
+
+static cedar_status replay_shape(void *self, const char *model, cedar_shape *out, cedar_err *err) {
+    return cedar_shape_figures(model, ((const replay *)self)->data_dir, out, err);
+}
+
 static int replay_all(replay *x, const char *db) {
     cedar_err err = { 0 };
     json_t *doc = NULL;
@@ -523,7 +529,8 @@ static int replay_all(replay *x, const char *db) {
         code = cedar_cli_fail(&err);
     } else {
         cedar_script_host host = {
-            .self = x, .run = replay_run, .audit = replay_audit, .expect = replay_expect,
+            .self = x, .published = replay_published, .shape = replay_shape, .run = replay_run,
+            .audit = replay_audit, .expect = replay_expect,
             .print = x->verbose ? host_print : NULL
         };
         cedar_script_opts o = { .name = x->stored->scenario_path, .text = x->stored->scenario_text,

@@ -33,6 +33,7 @@ typedef struct cedar_run_row {
     const char *model_name, *model_hash, *model_origin;   /* origin: "checkpoint PATH" or "synthetic seed N" */
     const char *trace_paths, *trace_hash;
     const char *backend, *arith, *clock, *replay;
+    const char *device;                     /* name of the GPU that computes, "" = none */
     const char *rules, *admission;          /* admission: name and hash of the scenario's policy, "" = none */
     const char *floor_mode;                 /* "mark" | "admit" */
     uint64_t floor_milli_tok_s_user;        /* speed floor in 1/1000 tok/s/user, 0 = none */
@@ -142,7 +143,7 @@ typedef struct cedar_expect_row {
     bool ok;
 } cedar_expect_row;
 
-/* --- what a scenario concludes from its runs: ladder{...} and claim{...} ------------------------------------------- */
+/* --- what a scenario concludes from its runs: ladder{...} and claim{...} ------------------------------------------ */
 
 /* A row of optimisations. Its figures are all measured or all modelled. */
 typedef struct cedar_ladder_row {
@@ -206,6 +207,9 @@ typedef struct cedar_observer {
     cedar_status (*expect)(void *self, const cedar_expect_row *row, cedar_err *err);
     cedar_status (*finding)(void *self, cedar_finding kind, const void *row, cedar_err *err);
 } cedar_observer;
+
+/* Keeps no row of a run (sim/silent.c); what a run does not report is NULL. */
+extern const cedar_observer cedar_observer_silent;
 
 /* Durations of an earlier run, for clock "recorded". */
 typedef struct cedar_recorded {

@@ -153,6 +153,8 @@ static const cedar_opt_info table[] = {
       "where step durations come from: the engine, an earlier run's database, or the cost model", AT(clock) },
     { "hardware", CEDAR_OPT_STRING, "", 0, 0, NULL,
       "what the cost model prices: a name in scenarios/hardware, or a file (clock modelled)", AT(hardware) },
+    { "assume", CEDAR_OPT_STRING, "", 0, 0, NULL,
+      "figures of the hardware that are set otherwise, e.g. launch_ns=500,overlap=0.5 (clock modelled)", AT(assume) },
     { "graphs", CEDAR_OPT_CHOICE, "split", 0, 0, "full|split|off|decode|trimmed",
       "a GPU's graphs: one a step, one a part, none; modelled alone: decode steps, and trimmed layers",
       AT(graphs) },
@@ -171,6 +173,8 @@ static const cedar_opt_info table[] = {
     { "pace_step_us", CEDAR_OPT_INT, "1000", 1, 1e9, NULL, "schedule time of a step in us", AT(pace_step_us) },
     { "pace_row_us", CEDAR_OPT_INT, "20", 0, 1e9, NULL, "schedule time of each row of a step in us", AT(pace_row_us) },
 
+    { "keep", CEDAR_OPT_BOOL, "true", 0, 0, NULL,
+      "false: nothing of the run is stored, only the scenario sees its result (clock modelled)", AT(keep) },
     { "steps_per_row", CEDAR_OPT_INT, "1", 1, 1e6, NULL,
       "engine steps that a row of the table steps sums up (modelled runs without numerics)", AT(steps_per_row) },
 
@@ -706,6 +710,9 @@ cedar_status cedar_opts_check(const cedar_run_opts *o, cedar_err *err) {
     if (o->draft_tokens >= o->step_tokens)
         return cedar_fail(err, CEDAR_E_ARG, "draft_tokens = %lld leaves no room in step_tokens = %lld: a decode step "
                           "has one row more than drafts", (long long)o->draft_tokens, (long long)o->step_tokens);
+    if (!o->keep && o->clock != CEDAR_CLOCK_MODELLED)
+        return cedar_fail(err, CEDAR_E_ARG, "keep = false needs clock = \"modelled\": a measured run could not be "
+                          "played again without its stored step lengths");
     if (o->prompt_scores && !o->quality)
         return cedar_fail(err, CEDAR_E_ARG, "prompt_scores = true needs quality = true");
     if (o->kv_pages > 0 && o->kv_pages * o->page_tokens < o->context_max)

@@ -109,6 +109,7 @@ struct cedar_run_opts {
 
     cedar_clock clock;
     const char *hardware;           /* name in scenarios/hardware, or a file; "" = none */
+    const char *assume;             /* figures of it that are set otherwise; "" = none */
     cedar_graphs graphs;            /* cost.h, as the switches below */
     cedar_kv_rows kv_rows;
     cedar_kernels kernels;
@@ -117,6 +118,7 @@ struct cedar_run_opts {
     cedar_pace pace;
     int64_t pace_step_us, pace_row_us;
 
+    bool keep;                      /* false: no row of the run is stored */
     int64_t steps_per_row;
 
     bool quality;

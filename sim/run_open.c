@@ -4,6 +4,7 @@
 
 #include "base/mem.h"
 #include "sim/accept.h"
+#include "sim/assume.h"
 #include "sim/run_int.h"
 
 /* Share of described device memory that weights, windows and pages may take; the rest is for activations. */
@@ -215,6 +216,7 @@ static cedar_status make_cost(run *r, cedar_err *err) {
     if (o->clock != CEDAR_CLOCK_MODELLED) return CEDAR_OK;
     const cedar_cost_switches on = switches_of(o);
     cedar_status st = r->host->hardware(r->host->data_dir, o->hardware, &r->hardware, err);
+    if (!st) st = cedar_hardware_assume(&r->hardware, o->assume, err);
     if (!st) st = cedar_cost_make(r->config, &r->hardware, &on, &r->cost, err);
     if (st) return st;
     if (on.fp8_rows) widen_rows(r);

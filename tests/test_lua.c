@@ -39,7 +39,9 @@ static cedar_status fake_run(void *self, const cedar_run_opts *o, cedar_run_resu
                                .event_hash = 0xDEADBEEF00000001ull,
                                .requests = 10,
                                .in_tokens = 1u << 20,
+                               .ttft_mean_ms = 3 * (double)o->lanes,
                                .ttft_p50_ms = 2.5 * (double)o->lanes,
+                               .itl_mean_ms = 2,
                                .ttft_p90_ms = 5,
                                .total_tok_s = 1000 * (double)o->lanes,
                                .interactivity_p90 = 600 / (double)o->lanes,
@@ -131,6 +133,16 @@ static cedar_status fake_finding(void *self, cedar_finding kind, const void *row
     return f->finding_fails ? cedar_fail(e, f->finding_fails, "disk full") : CEDAR_OK;
 }
 
+static cedar_status fake_published(void *self, const char *path, cedar_published_list **out, cedar_err *e) {
+    (void)self;
+    return cedar_published_load(path, out, e);
+}
+
+static cedar_status fake_shape(void *self, const char *model, cedar_shape *out, cedar_err *e) {
+    (void)self;
+    return cedar_shape_figures(model, ".", out, e);
+}
+
 static void fake_print(void *self, const char *text) {
     fake *f = self;
     size_t n = strlen(f->out);
@@ -149,7 +161,8 @@ static void check_leaks(void) { ck_assert_int_eq(cedar_mem_live(), 0); }
 
 static cedar_status play_bytes(const char *text, size_t bytes) {
     const cedar_script_host h = { .self = &host, .run = fake_run, .audit = fake_audit, .expect = fake_expect,
-                                  .finding = fake_finding, .print = fake_print };
+                                  .published = fake_published, .shape = fake_shape, .finding = fake_finding,
+                                  .print = fake_print };
     script_opts.text = text;
     script_opts.bytes = bytes;
     return cedar_script_run(&script_opts, &h, &err);
@@ -670,21 +683,52 @@ END_TEST
 START_TEST(claims) {
     play_prints("local p = " ROW "\n"
                 "print(claim{ published = p, ours = 5.34, provenance = 'computed', rule = 'rounded' })\n"
-                "print(claim{ published = p, ours = 5, lo = 4, hi = 6, n = 9, provenance = 'modelled', rule = 'within',\n"
-                "  share = 0.2, why = 'By a run.', run = 3, sensitivity = { { assumption = 'a', setting_lo = 1,\n"
+                "print(claim{ published = p, ours = 5, lo = 4, hi = 6, n = 9, provenance = 'modelled',\n"
+                "  rule = 'within', share = 0.2, why = 'By a run.',\n"
+                "  run = 3, sensitivity = { { assumption = 'a', setting_lo = 1,\n"
                 "  setting_hi = 2, ours_lo = 4, ours_hi = 6 } } })\n"
                 "print(claim{ published = p, why = 'No such hardware.' })",
                 "reproduced\nundecided\nnot tested\n");
     ck_assert_int_eq(host.finding_count, 4);
     ck_assert_str_eq(host.findings[0], "claim 4|s|m|x|x|5.3|5.34|nan|nan|0|computed|reproduced|0|"
                                        "rule: rounded, the published 5.3; ours, 5.34, is that");
-    ck_assert_str_eq(host.findings[1], "claim 4|s|m|x|x|5.3|5|4|6|9|modelled|undecided|3|rule: within 20 % of 5.3: 4.24 "
-                                       "to 6.36; ours, 5, interval 4 to 6: only a part of it is. By a run.");
+    ck_assert_str_eq(host.findings[1], "claim 4|s|m|x|x|5.3|5|4|6|9|modelled|undecided|3|rule: within 20 % of 5.3: "
+                                       "4.24 to 6.36; ours, 5, interval 4 to 6: only a part of it is. By a run.");
     ck_assert_str_eq(host.findings[2], "sensitivity 4|a|1|2|4|6");
     ck_assert_str_eq(host.findings[3], "claim 4|s|m|x|x|5.3|nan|nan|nan|0|none|not tested|0|No such hardware.");
     host.finding_fails = CEDAR_E_DB;
     ck_assert_int_eq(play("pcall(claim, { published = " ROW ", why = 'w' }) print('on')"), CEDAR_E_DB);
     ck_assert_str_eq(err.msg, "t.lua:1: claim: disk full");
+}
+END_TEST
+
+START_TEST(files_of_claims) {
+    play_prints("local p = published('scenarios/claims/published_claims.csv')\n"
+                "print(#p >= 240, p[2].row, p[2].line, p[2].metric, p[2].value, p[2].unit, p[2].model)\n"
+                "print(math.abs(p[2].last_digit - 0.1) < 1e-12)\n"
+                "print(claim{ published = p[2], why = 'w' }, claim{ published = p[#p], why = 'w' })",
+                "true\t2\t3\tthroughput_ratio_at_interactivity\t5.3\tx\tDeepSeek-V4.1-Flash\ntrue\n"
+                "not tested\tnot tested\n");
+    play_prints("local s = shape('flash')\nprint(s.name, s.layers, s.kv_token_bytes)", "flash\t40.0\t890.0\n");
+    ck_assert_int_eq(play("published('no/such.csv')"), CEDAR_E_IO);
+    ck_assert_str_eq(err.msg, "t.lua:1: published: no/such.csv: No such file or directory");
+    play_bad("published(1)", "t.lua:1: published(path): path must be a text, such as "
+                             "\"scenarios/claims/published_claims.csv\"");
+    play_bad("shape{}", "t.lua:1: shape(model): model must be a name, such as \"flash\"");
+    play_bad("print(shape('flash').layer)", "t.lua:1: unknown field \"layer\" of a shape; did you mean \"layers\"?");
+    const cedar_script_host bare = { .self = &host, .print = fake_print };
+    reset();
+    script_opts.text = "claim{ published = " ROW ", why = 'w' }";
+    script_opts.bytes = strlen(script_opts.text);
+    ck_assert_int_eq(cedar_script_run(&script_opts, &bare, &err), CEDAR_OK);    /* findings may be thrown away */
+    script_opts.text = "shape 'flash'";
+    script_opts.bytes = strlen(script_opts.text);
+    ck_assert_int_eq(cedar_script_run(&script_opts, &bare, &err), CEDAR_E_SCRIPT);
+    ck_assert_str_eq(err.msg, "t.lua:1: shape: this program has no shapes");
+    script_opts.text = "published 'a.csv'";
+    script_opts.bytes = strlen(script_opts.text);
+    ck_assert_int_eq(cedar_script_run(&script_opts, &bare, &err), CEDAR_E_SCRIPT);
+    ck_assert_str_eq(err.msg, "t.lua:1: published: this program reads no files of published figures");
 }
 END_TEST
 
@@ -719,14 +763,15 @@ static const struct { const char *text, *message; } finding_mistakes[] = {
       "t.lua:1: ladder: run is a table without run_id" },
     { "claim{ ours = 1 }", "t.lua:1: claim: published is missing" },
     { CLAIM "}", "t.lua:1: claim: row 4 has no figure of ours, so why must say why it is not tested" },
-    { CLAIM "verdict = 'reproduced' }", "t.lua:1: claim: unknown key \"verdict\"; known are published, ours, lo, hi, n, "
-                                        "provenance, rule, share, why, run, sensitivity" },
+    { CLAIM "verdict = 'reproduced' }",
+      "t.lua:1: claim: unknown key \"verdict\"; known are published, ours, lo, hi, n, provenance, rule, share, why, "
+      "run, sensitivity" },
     { CLAIM "ours = 1 }", "t.lua:1: claim: provenance is missing" },
     { CLAIM "ours = 1, provenance = 'none' }",
       "t.lua:1: claim: provenance = \"none\": must be measured, modelled, computed or imported" },
     { CLAIM "ours = 1, provenance = 'computed' }", "t.lua:1: claim: rule is missing" },
     { CLAIM "ours = 1, provenance = 'computed', rule = 'near' }",
-      "t.lua:1: claim: rule = \"near\": must be rounded, within, at_least or at_most" },
+      "t.lua:1: claim: rule = \"near\": must be rounded, digit, within, at_least or at_most" },
     { CLAIM "ours = 1, provenance = 'computed', rule = 'within' }", "t.lua:1: claim: share is missing" },
     { CLAIM "ours = 1, provenance = 'computed', rule = 'within', share = -1 }",
       "t.lua:1: claim: share must not be below 0" },
@@ -1046,6 +1091,7 @@ int main(void) {
     tcase_add_test(c, bad_overrides_stop_everything);
     tcase_add_test(c, ladders);
     tcase_add_test(c, claims);
+    tcase_add_test(c, files_of_claims);
     tcase_add_loop_test(c, finding_mistake_messages, 0,
                         (int)(sizeof finding_mistakes / sizeof *finding_mistakes));
     tcase_add_test(c, expectations);

@@ -81,7 +81,8 @@ static cedar_run_row run_row(int64_t id, const char *label, const char *replay) 
                             .model_origin = "synthetic seed 1",
                             .trace_paths = "traces/kv-cache-tester",
                             .trace_hash = "t0",
-                            .backend = "cpu",
+                            .backend = "cuda",
+                            .device = "card-x",
                             .arith = "f32",
                             .clock = "modelled",
                             .replay = replay,
@@ -489,6 +490,7 @@ START_TEST(test_store_close) {
     check_text(db, "PRAGMA integrity_check", "ok");
     check_text(db, "SELECT seed FROM manifest", "18446744073709551615");
     check_text(db, "SELECT event_hash FROM runs WHERE run_id = 1", "fedcba9876543210");
+    check_text(db, "SELECT device FROM runs WHERE run_id = 1", "card-x");
     WANT(db, "pragma_foreign_key_check", { "COUNT(*)", 0 });
     WANT(db, "manifest", { "finished", 1 });
     WANT(db, "pragma_application_id", { "application_id", 0x43454452 });
@@ -854,16 +856,20 @@ START_TEST(test_findings) {
 }
 END_TEST
 
-/* What the tables forbid: verdicts without a figure, provenances that are none, sensitivities of nothing. */
+/* What the tables forbid: verdicts without a figure and figures without one, provenances that are none, a run that is
+ * not there (row 1 names it), sensitivities of nothing. */
 START_TEST(test_findings_refused) {
     const cedar_observer *o;
     cedar_store *s = open_store(&o);
-    const cedar_claim_row bad[] = { claim_row(1, 6, "guessed", "reproduced"), claim_row(1, 6, "modelled", "likely"),
-                                    claim_row(1, (double)NAN, "modelled", "not tested"),
-                                    claim_row(1, (double)NAN, "none", "reproduced"),
-                                    claim_row(1, 6, "modelled", "reproduced"), claim_row(0, 6, "modelled", "undecided") };
+    const cedar_claim_row bad[] = { claim_row(2, 6, "guessed", "reproduced"), claim_row(2, 6, "modelled", "likely"),
+                                    claim_row(2, (double)NAN, "modelled", "not tested"),
+                                    claim_row(2, (double)NAN, "none", "reproduced"),
+                                    claim_row(2, 6, "none", "not tested"), claim_row(1, 6, "modelled", "undecided"),
+                                    claim_row(0, 6, "modelled", "undecided") };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
         ck_assert_int_eq(o->finding(o->self, CEDAR_FINDING_CLAIM, &bad[i], &err), CEDAR_E_DB);
+    const cedar_claim_row good = claim_row(2, 6, "modelled", "undecided");
+    OK(o->finding(o->self, CEDAR_FINDING_CLAIM, &good, &err));
     const cedar_sensitivity_row swing = { 9, "a", 1, 2, 1, 2 };
     ck_assert_int_eq(o->finding(o->self, CEDAR_FINDING_SENSITIVITY, &swing, &err), CEDAR_E_DB);
     const cedar_ladder_row mixed = { 1, "t", "both", "h", "m", "" };
@@ -963,6 +969,7 @@ START_TEST(test_text) {
         char *text = output(text_to, widths[w]);
         check_widths(text, limits[w]);
         ck_assert_ptr_nonnull(strstr(text, "740.0"));           /* p90 TTFT */
+        ck_assert_ptr_nonnull(strstr(text, "card-x"));
         ck_assert_ptr_nonnull(strstr(text, "49.23%"));          /* hit rate 384/780 */
         ck_assert_ptr_nonnull(strstr(text, "requests in error: 1"));
         ck_assert_ptr_nonnull(strstr(text, "16-63"));

@@ -10,7 +10,7 @@ copy() {    # FROM_FOLDER TO_FOLDER FIND_TESTS...: keeps the folders below
         install -D -m 644 "$file" "$to/$file"
     done
 }
-copy scenarios "$data" -name '*.lua' -o -name '*.json' -o -name '*.md'
+copy scenarios "$data" -name '*.lua' -o -name '*.json' -o -name '*.md' -o -name '*.csv'
 copy traces "$data" ! -name '*.[ch]'
 copy docs "$doc" -name '*.md' -o -name '*.png'
 for file in README.md LICENSE NOTICE; do install -m 644 "$file" "$doc/$file"; done
