@@ -12,7 +12,7 @@
 -- Modelled figures move with scenarios/hardware/gb300-tp4.lua: its anchors are no checks
 -- (docs/evidence/2026-11-30-ladder.md has all comparisons with what is published).
 
-local prompt = "traces/made/one-prompt.jsonl"   -- 2048 tokens, scaled
+local prompt = "traces/cedar/prompt.json"       -- 2048 tokens, scaled
 local probe = run { label = "which clock", model = "tiny", clock = "modelled", hardware = "gb300-tp4", trace = prompt,
                     length_scale = 1/64, lanes = 1 }
 local measured = probe.options.clock == "measured"
