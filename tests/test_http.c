@@ -479,7 +479,7 @@ START_TEST(a_run_of_messages) {
     rows x = { 0 };
     cedar_run_result r;
     server_start(&v);
-    play_at(&v, trace, "lanes=1 think_cap_s=0.01 http_ignore_eos=false", &x, &r);
+    play_at(&v, trace, "lanes=1 think_cap_s=0.25 http_ignore_eos=false", &x, &r);
     ck_assert_uint_eq(r.requests, 3);
     ck_assert_str_eq(v.log[0].path, "/v1/chat/completions");
     ck_assert_ptr_null(strstr(v.log[0].body, "ignore_eos"));
@@ -493,6 +493,10 @@ START_TEST(a_run_of_messages) {
     ck_assert_int_eq(second[strlen(first)], 'a');
     ck_assert_int_eq(third[strlen(second)], 'a');
     ck_assert_ptr_nonnull(strstr(second + strlen(first), ">u<"));
+    for (int i = 0; i < 2; i++) {           /* think time begins with the last content, and is waited for */
+        ck_assert_int_eq(x.requests[i + 1].arrival_sched_ns, x.requests[i].last_ns + 250000000);
+        ck_assert_int_ge(v.log[i + 1].got_ns - v.log[i].got_ns, 250000000);
+    }
     for (int i = 0; i < 3; i++) {           /* the server counts words: as many as recorded tokens */
         ck_assert_uint_eq(x.http[i].in_asked, 13u + 8u * (uint32_t)i);
         ck_assert_uint_eq(x.requests[i].in_tokens, 13u + 8u * (uint32_t)i);
