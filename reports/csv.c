@@ -79,9 +79,11 @@ static bool is_view(const char *name) {
     return false;
 }
 
-/* Names that belong together: 1 audits, 2 ladders and claims, 0 all others. */
+/* Names that belong together: 1 audits, 2 ladders and claims, 3 the other tables, 0 the other views. */
 static int family(const char *name) {
-    return strstr(name, "audit") ? 1 : strstr(name, "ladder") || strstr(name, "claim") ? 2 : 0;
+    if (strstr(name, "audit")) return 1;
+    if (strstr(name, "ladder") || strstr(name, "claim")) return 2;
+    return strncmp(name, "v_", 2) ? 3 : 0;
 }
 
 /* All names do not fit a message: those of the family that the unknown name looks like are listed. */

@@ -267,7 +267,7 @@ static cedar_status on_http(void *self, const cedar_http_row *r, cedar_err *err)
         x->http_room = x->http_room ? 2 * x->http_room : 64;
         x->http = realloc(x->http, x->http_room * sizeof *x->http);
     }
-    ck_assert_uint_eq(x->count, x->http_count + 1);             /* it follows its request's row */
+    ck_assert_uint_gt(x->count, x->http_count);     /* it follows its request's row; memory may run out in between */
     ck_assert_int_eq(r->request_id, x->requests[x->count - 1].request_id);
     x->http[x->http_count] = *r;
     x->http[x->http_count++].finish = strdup(r->finish);
