@@ -85,8 +85,9 @@ typedef struct cedar_request_row {
     const char *error;                      /* "" or a sentence; then first/last may be -1 */
 } cedar_request_row;
 
-/* What came of a request at its endpoint (backend "http"); follows its cedar_request_row, whose in_tokens, out_tokens
- * and hit_tokens are then those the endpoint has counted. A run in wall time does not repeat: all of it may differ. */
+/* What came of a request at its endpoint (backend "http"); comes before its cedar_request_row, whose in_tokens,
+ * out_tokens and hit_tokens are then those the endpoint has counted. A run in wall time does not repeat: all of it may
+ * differ. */
 typedef struct cedar_http_row {
     int64_t run_id, request_id;
     uint32_t endpoint;                      /* 1, 2, ...; 0: the request was not sent */

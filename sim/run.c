@@ -192,8 +192,8 @@ cedar_status run_end_turn(run *r, const request *q, cedar_turn_end how, int64_t 
 /* A request that never ran: it ends at schedule time `now`. */
 cedar_status run_reject(run *r, request *q, cedar_turn_end how, const char *why, int64_t now, cedar_err *err) {
     q->row.error = why;
-    cedar_status st = run_emit_request(r, q, err);
-    if (!st && r->http) st = run_http_not_sent(r->http, q, how == CEDAR_TURN_OVERFLOW, err);
+    cedar_status st = r->http ? run_http_not_sent(r->http, q, how == CEDAR_TURN_OVERFLOW, err) : CEDAR_OK;
+    if (!st) st = run_emit_request(r, q, err);
     return st ? st : run_end_turn(r, q, how, now, err);
 }
 

@@ -295,8 +295,8 @@ static cedar_status emit_answer(run_http *h, request *q, const cedar_http_result
                                  .end_ns = since_zero(h, a->end_ns) };
     fill_row(h, q, a);
     q->row.error = a->class_ == CEDAR_HTTP_CUT && h->cut ? h->cut : a->error;
-    cedar_status st = run_emit_request(h->r, q, err);
-    return st ? st : emit_http(h, &row, err);
+    cedar_status st = emit_http(h, &row, err);
+    return st ? st : run_emit_request(h->r, q, err);
 }
 
 static void forget_flying(run_http *h, const request *q) {
@@ -343,8 +343,8 @@ cedar_status run_http_unfinished(run_http *h, cedar_err *err) {
     for (size_t i = 0; i < h->line_count && !st; i++, r->requests_unfinished++) {
         request *q = h->line[h->line_first + i];
         q->row.error = "cut: the run ended before the request started";
-        st = run_emit_request(r, q, err);
-        if (!st) st = run_http_not_sent(h, q, false, err);
+        st = run_http_not_sent(h, q, false, err);
+        if (!st) st = run_emit_request(r, q, err);
     }
     return st;
 }

@@ -228,7 +228,7 @@ cedar_status run_http_arrive(run_http *h, cedar_request *q, const cedar_turn_ref
 cedar_status run_http_loop(run_http *h, cedar_err *err) CEDAR_USE_RESULT;
 cedar_status run_http_unfinished(run_http *h, cedar_err *err) CEDAR_USE_RESULT;
 
-/* Reports a request that never came to an endpoint; follows its row. */
+/* Reports a request that never came to an endpoint; comes before its row. */
 cedar_status run_http_not_sent(const run_http *h, const cedar_request *q, bool overflow,
                                cedar_err *err) CEDAR_USE_RESULT;
 
