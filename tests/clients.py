@@ -16,10 +16,10 @@ import time
 
 CEDAR, FOLDER = sys.argv[1], sys.argv[2]
 VOCAB = 512                             # of the model "tiny"
-PROMPT, ANSWER = 800, 150               # tokens: long enough that a client's own overhead is small beside them
+PROMPT = 800                            # tokens, as the answers long enough for a client's own overhead to be small
 WARMUP = 2
 AIPERF_S = 300                          # of one run: a minute where nothing else needs the processors
-RUNS = [(1, 12, "completions"), (8, 32, "chat"), (32, 64, "completions")]      # concurrency, requests, endpoint
+RUNS = [(1, 12, 400, "completions"), (8, 32, 150, "chat"), (32, 64, 150, "completions")]
 CHAT_LINES = len("user: \nassistant: ")         # tokens of a chat's prompt beside its one message
 LIMITS = {50: 0.02, 90: 0.05}
 failures = []
@@ -79,11 +79,11 @@ def percentile(values, p):
     return values[low] + (values[high] - values[low]) * (k - low)
 
 
-def run_aiperf(url, tokenizer, concurrency, requests, endpoint, folder):
+def run_aiperf(url, tokenizer, concurrency, requests, answer, endpoint, folder):
     command = [os.path.dirname(sys.executable) + "/aiperf", "profile", "-m", "tiny", "--tokenizer", tokenizer,
                "--url", url, "--endpoint-type", endpoint, "--streaming",
                "--synthetic-input-tokens-mean", str(PROMPT), "--synthetic-input-tokens-stddev", "0",
-               "--output-tokens-mean", str(ANSWER), "--output-tokens-stddev", "0",
+               "--output-tokens-mean", str(answer), "--output-tokens-stddev", "0",
                "--extra-inputs", "ignore_eos:true", "--extra-inputs", "temperature:0",
                "--concurrency", str(concurrency), "--request-count", str(requests),
                "--warmup-request-count", str(WARMUP), "--random-seed", "7", "--artifact-dir", folder,
@@ -108,7 +108,7 @@ def own_rows(db):
     return {r[0]: r[1:] for r in rows}
 
 
-def compare(concurrency, requests, endpoint, theirs, ours):
+def compare(concurrency, requests, answer, endpoint, theirs, ours):
     at = f"concurrency {concurrency}, {endpoint}: "
     lines = CHAT_LINES if endpoint == "chat" else 0
     check(len(theirs) == requests and not any(r.get("error") for r in theirs.values()),
@@ -118,7 +118,7 @@ def compare(concurrency, requests, endpoint, theirs, ours):
     if missing or not theirs:
         return
     counts = all(r["metrics"]["input_sequence_length"]["value"] == PROMPT == ours[i][0] - lines and
-                 r["metrics"]["output_sequence_length"]["value"] == ours[i][1] == ANSWER and
+                 r["metrics"]["output_sequence_length"]["value"] == ours[i][1] == answer and
                  r["metrics"]["usage_prompt_tokens"]["value"] == ours[i][0] and
                  r["metrics"]["usage_completion_tokens"]["value"] == ours[i][1] for i, r in theirs.items())
     check(counts, f"{at}AIPerf's own token counts, those of usage and the database's are the same")
@@ -133,11 +133,11 @@ def compare(concurrency, requests, endpoint, theirs, ours):
 def aiperf():
     tokenizer = FOLDER + "/tokenizer"
     make_tokenizer(tokenizer)
-    for concurrency, requests, endpoint in RUNS:
+    for concurrency, requests, answer, endpoint in RUNS:
         db, artifacts = f"{FOLDER}/aiperf-{concurrency}.db", f"{FOLDER}/aiperf-{concurrency}"
         with Server(db, "lanes=32", "threads=1") as server:
-            theirs = run_aiperf(server.url, tokenizer, concurrency, requests, endpoint, artifacts)
-        compare(concurrency, requests, endpoint, theirs, own_rows(db))
+            theirs = run_aiperf(server.url, tokenizer, concurrency, requests, answer, endpoint, artifacts)
+        compare(concurrency, requests, answer, endpoint, theirs, own_rows(db))
 
 
 def chat(client, **options):
