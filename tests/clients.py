@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Other people's clients against `cedar serve`: AIPerf's figures beside cedar's own database, and the openai package.
+"""Clients of `cedar serve`: AIPerf's figures, and those of `cedar run backend=http`, beside the server's own database
+over the same requests; and the openai package.
 
 usage: clients.py CEDAR FOLDER
 Runs with the interpreter of an environment that has both packages (tests/clients.sh makes it). FOLDER is for what it
@@ -16,10 +17,10 @@ import time
 
 CEDAR, FOLDER = sys.argv[1], sys.argv[2]
 VOCAB = 512                             # of the model "tiny"
-PROMPT, ANSWER = 800, 150               # tokens: long enough that a client's own overhead is small beside them
+PROMPT = 800                            # tokens, as the answers long enough for a client's own overhead to be small
 WARMUP = 2
 AIPERF_S = 300                          # of one run: a minute where nothing else needs the processors
-RUNS = [(1, 12, "completions"), (8, 32, "chat"), (32, 64, "completions")]      # concurrency, requests, endpoint
+RUNS = [(1, 12, 400, "completions"), (8, 32, 150, "chat"), (32, 64, 150, "completions")]
 CHAT_LINES = len("user: \nassistant: ")         # tokens of a chat's prompt beside its one message
 LIMITS = {50: 0.02, 90: 0.05}
 failures = []
@@ -79,11 +80,11 @@ def percentile(values, p):
     return values[low] + (values[high] - values[low]) * (k - low)
 
 
-def run_aiperf(url, tokenizer, concurrency, requests, endpoint, folder):
+def run_aiperf(url, tokenizer, concurrency, requests, answer, endpoint, folder):
     command = [os.path.dirname(sys.executable) + "/aiperf", "profile", "-m", "tiny", "--tokenizer", tokenizer,
                "--url", url, "--endpoint-type", endpoint, "--streaming",
                "--synthetic-input-tokens-mean", str(PROMPT), "--synthetic-input-tokens-stddev", "0",
-               "--output-tokens-mean", str(ANSWER), "--output-tokens-stddev", "0",
+               "--output-tokens-mean", str(answer), "--output-tokens-stddev", "0",
                "--extra-inputs", "ignore_eos:true", "--extra-inputs", "temperature:0",
                "--concurrency", str(concurrency), "--request-count", str(requests),
                "--warmup-request-count", str(WARMUP), "--random-seed", "7", "--artifact-dir", folder,
@@ -108,7 +109,17 @@ def own_rows(db):
     return {r[0]: r[1:] for r in rows}
 
 
-def compare(concurrency, requests, endpoint, theirs, ours):
+def compare_times(at, client, theirs, ours):
+    """Rows by request: TTFT and ITL in ms are the third and fourth members."""
+    for name, column in (("TTFT", 2), ("ITL", 3)):
+        for p, limit in LIMITS.items():
+            a = percentile([r[column] for r in theirs.values()], p)
+            b = percentile([ours[i][column] for i in theirs], p)
+            check(abs(a - b) <= limit * b, f"{at}{name} p{p}: {client} {a:.3f} ms, the server's database {b:.3f} ms, "
+                                           f"{100 * (a - b) / b:+.2f} % of {100 * limit:g} %")
+
+
+def compare(concurrency, requests, answer, endpoint, theirs, ours):
     at = f"concurrency {concurrency}, {endpoint}: "
     lines = CHAT_LINES if endpoint == "chat" else 0
     check(len(theirs) == requests and not any(r.get("error") for r in theirs.values()),
@@ -118,26 +129,22 @@ def compare(concurrency, requests, endpoint, theirs, ours):
     if missing or not theirs:
         return
     counts = all(r["metrics"]["input_sequence_length"]["value"] == PROMPT == ours[i][0] - lines and
-                 r["metrics"]["output_sequence_length"]["value"] == ours[i][1] == ANSWER and
+                 r["metrics"]["output_sequence_length"]["value"] == ours[i][1] == answer and
                  r["metrics"]["usage_prompt_tokens"]["value"] == ours[i][0] and
                  r["metrics"]["usage_completion_tokens"]["value"] == ours[i][1] for i, r in theirs.items())
     check(counts, f"{at}AIPerf's own token counts, those of usage and the database's are the same")
-    for name, column in (("time_to_first_token", 2), ("inter_token_latency", 3)):
-        for p, limit in LIMITS.items():
-            a = percentile([r["metrics"][name]["value"] for r in theirs.values()], p)
-            b = percentile([ours[i][column] for i in theirs], p)
-            check(abs(a - b) <= limit * b,
-                  f"{at}{name} p{p}: AIPerf {a:.3f} ms, cedar {b:.3f} ms, {100 * (a - b) / b:+.2f} % of {100 * limit:g} %")
+    compare_times(at, "AIPerf", {i: (None, None, r["metrics"]["time_to_first_token"]["value"],
+                                    r["metrics"]["inter_token_latency"]["value"]) for i, r in theirs.items()}, ours)
 
 
 def aiperf():
     tokenizer = FOLDER + "/tokenizer"
     make_tokenizer(tokenizer)
-    for concurrency, requests, endpoint in RUNS:
+    for concurrency, requests, answer, endpoint in RUNS:
         db, artifacts = f"{FOLDER}/aiperf-{concurrency}.db", f"{FOLDER}/aiperf-{concurrency}"
         with Server(db, "lanes=32", "threads=1") as server:
-            theirs = run_aiperf(server.url, tokenizer, concurrency, requests, endpoint, artifacts)
-        compare(concurrency, requests, endpoint, theirs, own_rows(db))
+            theirs = run_aiperf(server.url, tokenizer, concurrency, requests, answer, endpoint, artifacts)
+        compare(concurrency, requests, answer, endpoint, theirs, own_rows(db))
 
 
 def chat(client, **options):
@@ -183,8 +190,34 @@ def openai_package():
     check(rows == (3, 0), f"openai: the database has the three requests that ran: {rows}")
 
 
+def cedar_itself():
+    """`cedar run backend=http` is a client too: its database beside the server's, over the same requests."""
+    trace, scenario, db, own = (FOLDER + name for name in ("/own.jsonl", "/own.lua", "/own-served.db", "/own.db"))
+    requests, answer = 24, 150
+    with open(trace, "w") as f:
+        for i in range(requests):
+            f.write(json.dumps({"timestamp": 0, "input_length": PROMPT, "output_length": answer,
+                                "hash_ids": [2 * i, 2 * i + 1]}) + "\n")
+    with Server(db, "lanes=32", "threads=1") as server:
+        with open(scenario, "w") as f:
+            f.write(f'run {{ backend = "http", endpoints = "{server.url}", http_api = "completions",\n'
+                    f'  http_vocab = {VOCAB}, model = "tiny", trace = "{trace}", lanes = 8 }}\n')
+        code = subprocess.run([CEDAR, "run", scenario, "-q", "-r", "-o", own]).returncode
+    check(code == 0, f"cedar run at concurrency 8: exit code {code}")
+    ours = {int(i.rsplit("-", 1)[1]): row for i, row in own_rows(db).items()}
+    theirs = {r[0]: r[1:] for r in sqlite3.connect(own).execute(
+        "SELECT request_id, in_tokens, out_tokens, (first_ns - arrival_ns) / 1e6,"
+        " (last_ns - first_ns) / 1e6 / (out_tokens - 1), error FROM requests")}
+    check(len(theirs) == requests and theirs.keys() == ours.keys() and
+          all(r[:2] == ours[i][:2] == (PROMPT, answer) and not r[4] for i, r in theirs.items()),
+          f"cedar run: {len(theirs)} of {requests} requests without error, with the server's token counts")
+    if theirs.keys() == ours.keys():
+        compare_times("cedar run: ", "it", theirs, ours)
+
+
 started = time.monotonic()
 openai_package()
 aiperf()
+cedar_itself()
 print(f"{len(failures)} failed, {time.monotonic() - started:.0f} s")
 sys.exit(1 if failures else 0)

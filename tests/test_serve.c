@@ -1101,6 +1101,52 @@ START_TEST(what_cannot_be_served_is_refused_at_once) {
 }
 END_TEST
 
+START_TEST(opening_without_memory_leaves_nothing) {
+    rig *r = rig_new(-1);
+    int64_t alive = cedar_mem_live(), n = 1;
+    for (;; n++) {
+        cedar_mem_fail_at(n);
+        cedar_status st = cedar_serve_open(&r->opts, &r->server, &failure);
+        cedar_mem_fail_at(0);
+        if (!st) break;
+        ck_assert_int_eq(st, CEDAR_E_OOM);
+        ck_assert_int_eq(cedar_mem_live(), alive);
+    }
+    ck_assert_int_gt(n, 12);
+    rig_free(r);
+}
+END_TEST
+
+/* Wherever memory runs out for a request, its client is told, or the connection is closed; the server goes on. */
+START_TEST(requests_without_memory_do_no_harm) {
+    static const char body[] = "{\"prompt\":[1,2,3],\"max_tokens\":1,\"logprobs\":1,\"temperature\":0}";
+    rig *r = rig_new(-1);
+    r->opts.prefix_cache = false;
+    rig_open(r);
+    uint32_t told = 0, closed = 0;
+    char *text = compose("POST", PLAIN, "Connection: close\r\n", body);
+    for (int64_t n = 1; n <= 9; n++) {      /* of the HTTP thread alone, up to the job's: the engine does not run yet */
+        int fd = dial(r);
+        cedar_mem_fail_at(n);
+        say(fd, text, strlen(text));
+        char *heard = hear(fd);
+        cedar_mem_fail_at(0);
+        told += strncmp(heard, "HTTP/1.1 503", 12) == 0;
+        closed += !*heard;
+        ck_assert_msg(!*heard || strncmp(heard, "HTTP/1.1 503", 12) == 0, "%s", heard);
+        free(heard);
+        close(fd);
+    }
+    free(text);
+    rig_run(r);
+    reply a = post(r, PLAIN, body);
+    ck_assert_int_eq(a.status, 200);
+    reply_free(&a);
+    ck_assert(told == 7 && closed == 2);    /* without an exchange or a body there is nothing to answer with */
+    rig_free(r);
+}
+END_TEST
+
 int main(void) {
     Suite *s = suite_create("serve");
     TCase *parts = tcase_create("parts"), *whole = tcase_create("whole");
@@ -1128,6 +1174,8 @@ int main(void) {
     tcase_add_test(whole, a_server_that_never_ran_closes);
     tcase_add_test(whole, many_at_once_in_a_small_pool);
     tcase_add_test(whole, what_cannot_be_served_is_refused_at_once);
+    tcase_add_test(whole, opening_without_memory_leaves_nothing);
+    tcase_add_test(whole, requests_without_memory_do_no_harm);
     tcase_set_timeout(whole, 300);
     tcase_set_timeout(parts, 60);
     suite_add_tcase(s, parts);
