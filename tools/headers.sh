@@ -3,13 +3,8 @@
 set -u
 flags=(-std=gnu11 -ffp-contract=off -I. -D_GNU_SOURCE -DCEDAR_ARITH_WIDE -Wall -Wextra -Werror -Wshadow -Wconversion
     -Wmissing-prototypes -Wstrict-prototypes -Wpointer-arith)
-<<<<<<< HEAD
-read -ra packages < <(pkg-config --cflags lua5.4 sqlite3 jansson)
-mapfile -t headers < <(tools/sources.sh '*.h' | grep -E '^(base|engine|traces|audit|http|sim|lua|reports)/')
-=======
 read -ra packages < <(pkg-config --cflags lua5.4 sqlite3 jansson libmicrohttpd)
-mapfile -t headers < <(tools/sources.sh '*.h' | grep -E '^(base|engine|traces|audit|sim|lua|reports|serve)/')
->>>>>>> h-serve
+mapfile -t headers < <(tools/sources.sh '*.h' | grep -E '^(base|engine|traces|audit|http|sim|lua|reports|serve)/')
 fail=0
 for compiler in gcc clang; do
     if ! command -v $compiler >/dev/null; then
