@@ -3,6 +3,7 @@
 -- Time      a minute and a half on two cores: modelled for the full model on four GB300 (TP4), no GPU. On an engine:
 --           cedar run scenarios/ladder.lua clock=measured                                  the tiny model on the CPU
 --           cedar run scenarios/ladder.lua clock=measured model=flash-e32 backend=cuda arith=bf16        one H200
+--           (seconds, and not timed yet)
 -- Plays     Per rung: one prompt of 1 K to 128 K tokens alone, prefix caching off (TTFT); 48 recorded coding-agent
 --           sessions at full length by the fast AgentX rules, more and more lanes (ITL of one lane, throughput at
 --           150 tok/s per user); and, on the tiny model, quality against exact recomputation.
@@ -85,7 +86,7 @@ local function quality(rung, base, note)
                               clock = "measured", replay = replay, quality = true, lanes = 2, turns_max = 3,
                               page_tokens = tiny and 16 or 64, step_tokens = tiny and 128 or 2048,
                               trace = "traces/kv-cache-tester/trace_0187.json,traces/kv-cache-tester/trace_0538.json",
-                              length_scale = (tiny or model == "flash") and 1/32 or 1 }
+                              length_scale = (tiny or model == "flash") and 1/32 or 1/8 }
   end
   local r = qualities[replay]
   figure(rung, "kl_mean", "nats", r.kl_mean, { n = r.quality_rows, run = r, note = note })
