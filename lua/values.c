@@ -244,8 +244,9 @@ static const struct field { const char *name; field_kind kind; size_t place; } f
     FIELD(gate_ok, FIELD_BOOL), FIELD(invalid, FIELD_TEXT),
     FIELD(total_tok_s, FIELD_REAL), FIELD(output_tok_s, FIELD_REAL), FIELD(span_s, FIELD_REAL),
     FIELD(hit_rate, FIELD_REAL), FIELD(kv_bytes_peak, FIELD_COUNT), FIELD(window_bytes_peak, FIELD_COUNT),
-    FIELD(kv_tokens_fit, FIELD_REAL), FIELD(quality_rows, FIELD_COUNT), FIELD(kl_mean, FIELD_REAL),
-    FIELD(kl_p99, FIELD_REAL), FIELD(top1_rate, FIELD_REAL), FIELD(dlogp_mean, FIELD_REAL),
+    FIELD(kv_tokens_fit, FIELD_REAL), FIELD(quality_rows, FIELD_COUNT),
+    FIELD(kl_mean, FIELD_REAL), FIELD(kl_p99, FIELD_REAL),
+    FIELD(top1_rate, FIELD_REAL), FIELD(dlogp_mean, FIELD_REAL),
 };
 
 static void push_field(lua_State *L, const cedar_run_result *r, const struct field *f) {

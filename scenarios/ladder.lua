@@ -149,14 +149,16 @@ local function at_floor(rung, points, gpus)
 end
 
 local function agents(rung, base, lanes)
-  local points = sweep(merged(base, { label = rung.name, rules = "agentx-fast", page_tokens = 64, step_tokens = 8192,
-                                      trace = "traces/kv-cache-tester/corpus48.jsonl.gz", steps_per_row = 4096 }),
-                       { seed = { 42, 43, 44 }, lanes = lanes })
+  local load = merged(base, { label = rung.name, rules = "agentx-fast", page_tokens = 64, step_tokens = 8192, seed = 42,
+                              trace = "traces/kv-cache-tester/corpus48.jsonl.gz", steps_per_row = 4096 })
+  local points = sweep(load, { lanes = lanes })
   local first = points[1]
-  for _, r in ipairs(points) do
-    expect { what = r.label .. ": no request failed", value = r.errors, eq = 0 }
-    if r.options.lanes < first.options.lanes then first = r end
+  if first.options.seed == 42 then              -- other seeds say how much a figure moves; they are not stored
+    for _, r in ipairs(sweep(merged(load, { keep = false }), { seed = { 43, 44 }, lanes = lanes })) do
+      points[#points + 1] = r
+    end
   end
+  for _, r in ipairs(points) do expect { what = r.label .. ": no request failed", value = r.errors, eq = 0 } end
   figure(rung, "itl", "ms", first.itl_mean_ms, { n = first.requests - first.warmup_requests, run = first })
   figure(rung, "ttft_agentx", "ms", first.ttft_mean_ms, { n = first.requests - first.warmup_requests, run = first })
   figure(rung, "interactivity_p90", "tok/s/user", first.interactivity_p90, { run = first })

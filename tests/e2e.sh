@@ -325,7 +325,7 @@ modelled() {
 # The ladder at a small size: modelled for the full model, and measured on the tiny one; never both in one ladder.
 ladders() {
     local db=$out/ladder.db
-    exits "ladder, modelled" 0 'wrote' "$cedar" run scenarios/ladder.lua -q -o "$db" lanes=4 seed=42 traces_max=6
+    exits "ladder, modelled" 0 'wrote' "$cedar" run scenarios/ladder.lua -q -o "$db" lanes=4 seed=7 traces_max=6
     same "ladder: rungs and TTFT figures" "$(sql "$db" "SELECT count(DISTINCT r.ladder_id || '.' || r.rung) || ' ' ||
         count(*) FROM ladder_rungs r JOIN ladder_figures f USING (ladder_id, rung) WHERE metric = 'ttft'")" "19 152"
     same "ladder: FP4 rows hold 1650 / 890 as much" "$(sql "$db" "SELECT round(f.factor, 3) FROM v_ladder_figures f
