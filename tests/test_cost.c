@@ -432,6 +432,14 @@ START_TEST(ranks_attend_on_their_own) {
         double s = 8192 * 40 * (batch == 1 ? own / 790e12 + routed / 1580e12 : 2 * (own + routed) / 1580e12);
         ck_assert_double_lt(near_rel((double)price_of(&c, &h, on, &p, NULL) / 1e9, s), 0.01);
     }
+    cedar_cost k = cost_of(&c, &h, CEDAR_GRAPHS_SPLIT);
+    cedar_cost_memo memo = { 0 };
+    for (uint32_t sequences = 2; sequences; sequences--) {      /* as many rows, of fewer sequences */
+        cedar_cost_load load = { .logits = 2, .sequences = sequences };
+        cedar_cost_load_add(&load, 8192, 2, 2);
+        ck_assert_int_eq(cedar_cost_load_ns(&k, CEDAR_CUT_AFTER, &load, &memo),
+                         cedar_cost_load_ns(&k, CEDAR_CUT_AFTER, &load, NULL));
+    }
     ck_assert_double_lt(near_rel(cedar_cost_weight_bytes(&c, 2) - cedar_cost_weight_bytes(&c, 1),
                                  306.6e9 - 288.8e9), 0.03);
 }
