@@ -374,6 +374,9 @@ claims() {
     same "claims: verdicts follow from the numbers" "$(sql "$db" "SELECT count(*) FROM claims WHERE why LIKE
         'rule: within 20 %' AND verdict <> CASE WHEN lo >= published * 0.8 - 1e-9 AND hi <= published * 1.2 + 1e-9 THEN
         'reproduced' WHEN hi < published * 0.8 OR lo > published * 1.2 THEN 'not reproduced' ELSE 'undecided' END")" 0
+    same "claims: means of a run are those of its requests" "$(sql "$db" "SELECT count(*) || ' ' || sum(abs(c.ours -
+        l.mean_ns / 1e6) > 1e-9 * c.ours) FROM claims c JOIN v_latency l ON l.run_id = c.run_id AND l.metric =
+        CASE c.metric WHEN 'ttft_mean' THEN 'ttft' WHEN 'tpot_mean' THEN 'itl' END")" "16 0"
     same "claims: anchors are no checks" "$(sql "$db" "SELECT group_concat(published, ' ') FROM claims WHERE why LIKE
         'The hardware description was set%'")" "160.9 2267.0"
     same "claims: a sensitivity leaves no run behind" "$(sql "$db" "SELECT count(*) FROM runs WHERE
