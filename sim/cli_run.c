@@ -300,7 +300,7 @@ static int end_run(execution *x, cedar_status st, cedar_err *err) {
     bool finished = st == CEDAR_OK || st == CEDAR_E_EXPECT;
     cedar_err why = { 0 };
     if (!x->store) {
-        if (finished) fputs("cedar: the scenario plays nothing, so no database was written\n", stderr);
+        if (finished) fputs("cedar: the scenario stores nothing, so no database was written\n", stderr);
         return code;
     }
     st = cedar_store_close(x->store, finished, &why);

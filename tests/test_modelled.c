@@ -82,8 +82,22 @@ START_TEST(launches_and_hardware_have_a_price) {
 }
 END_TEST
 
+/* Figures of the description that a run sets otherwise: 8 layers of 18 kernels, 970 ns and twice that apart. */
+START_TEST(assumptions_of_one_run) {
+    journal *plain = must_play(MODELLED), *same = must_play(MODELLED "assume=launch_ns=970"),
+            *twice = must_play(MODELLED "assume=launch_ns=1940");
+    ck_assert_str_eq(plain->timing, same->timing);
+    ck_assert_int_le(llabs((long long)(twice->step_ns[0] - plain->step_ns[0] - 8 * 18 * 970)), 1);
+    journal_free(plain);
+    journal_free(same);
+    journal_free(twice);
+}
+END_TEST
+
 static const struct { const char *settings; bool knows; const char *says;
 } refusals[] = {
+    { "clock=modelled hardware=h200 assume=lunch_ns=5", true, "unknown figure \"lunch_ns\"; did you mean" },
+    { "clock=modelled hardware=h200 assume=overlap=7", true, "assume: overlap = 7: allowed are 0.01 to 1" },
     { "clock=modelled", true, "needs hardware to price" },
     { "clock=modelled hardware=h200", false, "needs hardware to price" },
     { "clock=modelled hardware=h2000", true,
@@ -640,7 +654,7 @@ START_TEST(good_descriptions_load) {
     OK(load("return { name = 'x', " ALL ", step_host_ns = { 970, 'measured' } }", &hw, &failure));
     ck_assert_str_eq(hw.name, "x");
     ck_assert_double_eq(hw.step_host_ns, 970);
-    static const char *const shipped[] = { "h200", "h200-cedar", "gb300-tp4" };
+    static const char *const shipped[] = { "h200", "h200-cedar", "gb300-tp4", "gb300-dep2" };
     for (size_t i = 0; i < sizeof shipped / sizeof *shipped; i++) {
         OK(cedar_hardware_find(".", shipped[i], &hw, &failure));
         ck_assert_str_eq(hw.name, shipped[i]);
@@ -655,6 +669,7 @@ int main(void) {
     tcase_add_test(t, twice_the_same_to_the_nanosecond);
     tcase_add_test(t, with_and_without_an_engine_the_same_schedule);
     tcase_add_test(t, launches_and_hardware_have_a_price);
+    tcase_add_test(t, assumptions_of_one_run);
     tcase_add_test(t, an_engine_of_its_own_is_like_being_alone);
     tcase_add_test(t, rules_of_routing);
     tcase_add_test(t, the_least_loaded_engine_is_taken);

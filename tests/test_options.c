@@ -279,6 +279,10 @@ START_TEST(checks_over_several_keys) {
     check_bad("chunk_tokens = 257 is more than step_tokens = 256; a chunk is part of a step");
     set_ok("step_tokens", "257");
     ck_assert_int_eq(cedar_opts_check(opts, &err), CEDAR_OK);
+    set_ok("keep", "false");
+    check_bad("keep = false needs clock = \"modelled\": a measured run could not be played again without its stored "
+              "step lengths");
+    set_ok("keep", "true");
     set_ok("prompt_scores", "true");
     check_bad("prompt_scores = true needs quality = true");
     set_ok("quality", "true");
