@@ -391,7 +391,7 @@ static cedar_status put_cache(const page *p, cedar_err *err) {
 }
 
 static cedar_status put_manifest(const page *p, cedar_err *err) {
-    static const char *const open[] = { "runs", "options_differ", NULL }, *const fold[] = { "options_same", NULL };
+    static const char *const of_runs[] = { "runs", "options_differ", NULL };
     static const char *const names[] = { "cedar version",    "commit",      "built from changed files",
                                          "compiler",         "build flags", "scenario",
                                          "scenario SHA-256", "overrides",   "machine",
@@ -420,8 +420,8 @@ static cedar_status put_manifest(const page *p, cedar_err *err) {
               p->to);
     }
     sqlite3_finalize(q);
-    if (!st) st = page_tables(p, open, false, err);
-    if (!st) st = page_tables(p, fold, true, err);
+    if (!st) st = page_tables(p, of_runs, p->run_count > PAGE_FOLD, err);
+    if (!st) st = page_table(p, "options_same", true, NULL, err);
     page_section_end(p);
     return st;
 }
