@@ -50,6 +50,7 @@ extern const cedar_backend cedar_backend_cpu, cedar_backend_none;
 #ifdef CEDAR_HAVE_CUDA
 extern const cedar_backend cedar_backend_cuda;
 bool cedar_cuda_present(void);                              /* a GPU that can be used */
+void cedar_cuda_device_name(char out[CEDAR_DEVICE_BYTES]);  /* of the GPU that engines use; "" when unknown */
 #endif
 
 /* Options that no engine can have, open or planned; zero counts are left to cedar_engine_open, since a plan may ask for

@@ -115,6 +115,15 @@ void cedar_engine_close(cedar_engine *e) {
 
 const cedar_engine_opts *cedar_engine_options(const cedar_engine *e) { return &e->opts; }
 
+void cedar_device_name(const char *backend, char out[CEDAR_DEVICE_BYTES]) {
+    *out = 0;
+#ifdef CEDAR_HAVE_CUDA
+    if (strcmp(backend, "cuda") == 0) cedar_cuda_device_name(out);
+#else
+    (void)backend;
+#endif
+}
+
 /* --- pages -------------------------------------------------------------------------------------------------------- */
 
 static int32_t page_take(cedar_engine *e) {

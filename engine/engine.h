@@ -241,6 +241,10 @@ cedar_status cedar_engine_open(const cedar_model *model, const cedar_engine_opts
 void cedar_engine_close(cedar_engine *e);
 const cedar_engine_opts *cedar_engine_options(const cedar_engine *e);
 
+/* Name of the GPU that the backend computes on; "" for the others. */
+enum { CEDAR_DEVICE_BYTES = 128 };
+void cedar_device_name(const char *backend, char out[CEDAR_DEVICE_BYTES]);
+
 /* Sequences. A handle is 0 .. seq_count-1. */
 /* CEDAR_E_BUSY if none is free */
 cedar_status cedar_seq_open(cedar_engine *e, int32_t *seq, cedar_err *err) CEDAR_USE_RESULT;

@@ -2,8 +2,8 @@
  *
  * script.c owns the execution, sandbox.c limits and globals, stdlib.c the changed library functions, verbs.c the
  * verbs, search.c those that try many points, audit.c audits, findings.c ladders and claims, policy.c functions that a
- * run calls, values.c conversions. Every function that takes a lua_State may raise a Lua error unless it says otherwise;
- * C memory that must survive that lives in Lua userdata. */
+ * run calls, values.c conversions. Every function that takes a lua_State may raise a Lua error unless it says
+ * otherwise; C memory that must survive that lives in Lua userdata. */
 #ifndef CEDAR_LUA_SCRIPT_INT_H
 #define CEDAR_LUA_SCRIPT_INT_H
 

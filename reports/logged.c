@@ -228,6 +228,7 @@ static cedar_status read_run(reader *r, sqlite3_stmt *q) {
     cedar_status st = copy_text(r, q, 1, &run->label);
     if (!st) st = copy_text(r, q, 2, &run->model);
     snprintf(run->backend, sizeof run->backend, "%s", reports_column_text(q, 3));
+    snprintf(run->device, sizeof run->device, "%s", reports_column_text(q, 10));
     snprintf(run->arith, sizeof run->arith, "%s", reports_column_text(q, 4));
     snprintf(run->clock, sizeof run->clock, "%s", reports_column_text(q, 5));
     snprintf(run->replay, sizeof run->replay, "%s", reports_column_text(q, 6));
@@ -243,7 +244,7 @@ static cedar_status load_runs(sqlite3 *db, const char *path, int64_t only, cedar
     sqlite3_stmt *q;
     bool row;
     cedar_status st = reports_prepare(db, path, "SELECT run_id, label, model_name, backend, arith, clock, replay, "
-                                      "window, page_tokens, config_json FROM runs WHERE ? IN (0, run_id) "
+                                      "window, page_tokens, config_json, device FROM runs WHERE ? IN (0, run_id) "
                                       "AND backend <> 'imported' ORDER BY run_id", &q, err);
     if (!st) sqlite3_bind_int64(q, 1, only);
     while (!st && !(st = reports_next(db, path, q, &row, err)) && row) {

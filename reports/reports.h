@@ -76,7 +76,7 @@ typedef struct cedar_logged_step {
 typedef struct cedar_logged_run {
     int64_t run_id;
     char *label, *model;
-    char backend[16], arith[16], clock[16], replay[16], cut[16], graphs[16];
+    char backend[16], arith[16], clock[16], replay[16], cut[16], graphs[16], device[128];
     cedar_logged_step *steps;
     uint32_t step_count;
 } cedar_logged_run;

@@ -132,6 +132,9 @@ typedef enum reports_kind {
     REPORTS_SIGNED      /* as SMALL, with its sign */
 } reports_kind;
 
+/* The backend of a run, and its GPU if it had one. */
+#define REPORTS_BACKEND "backend || CASE device WHEN '' THEN '' ELSE ' on ' || device END"
+
 enum { REPORTS_COLUMNS_MAX = 20, REPORTS_CELL_BYTES = 64 };
 
 typedef struct reports_column {

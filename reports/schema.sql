@@ -33,6 +33,7 @@ CREATE TABLE runs (                         -- one row per run{...}: an arm, a p
     trace_paths         TEXT    NOT NULL,
     trace_hash          TEXT    NOT NULL,
     backend             TEXT    NOT NULL,
+    device              TEXT    NOT NULL,   -- name of the GPU that computed, "" = none
     arith               TEXT    NOT NULL,
     clock               TEXT    NOT NULL,
     replay              TEXT    NOT NULL,   -- which bounded replay the arm uses

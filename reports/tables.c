@@ -307,7 +307,8 @@ static const reports_table tables[] = {
     { "runs",
       "Runs",
       "",
-      "SELECT " RUN_NAME ", model_name, model_origin, backend, arith, clock, replay, seed, lanes, trace_paths,"
+      "SELECT " RUN_NAME ", model_name, model_origin, " REPORTS_BACKEND ", arith, clock, replay, seed, lanes,"
+      " trace_paths,"
       " COALESCE(event_hash, '') FROM runs ORDER BY run_id",
       { { "run", REPORTS_TEXT },
         { "model", REPORTS_TEXT },

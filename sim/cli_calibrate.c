@@ -72,6 +72,9 @@ static cedar_status check_run(const calibration *x, const cedar_logged_run *r, c
                           "%s: run %lld (%s, %s, graphs %s) differs from run %lld (%s, %s, graphs %s) in model, arith "
                           "or graphs; give one with --run", x->db, id, r->model, r->arith, r->graphs,
                           (long long)first->run_id, first->model, first->arith, first->graphs);
+    if (strcmp(r->device, first->device))
+        return cedar_fail(err, CEDAR_E_ARG, "%s: run %lld ran on \"%s\", run %lld on \"%s\"; give one with --run",
+                          x->db, id, r->device, (long long)first->run_id, first->device);
     if (graphs_of(r) < 0 || cut_of(r) < 0)
         return cedar_fail(err, CEDAR_E_FORMAT,
                           "%s: run %lld has graphs \"%s\" and cut \"%s\"; this program does not know them", x->db, id,
@@ -84,6 +87,8 @@ static cedar_status load(calibration *x, cedar_err *err) {
     for (uint32_t i = 0; i < (st ? 0 : x->logged->run_count) && !st; i++) st = check_run(x, &x->logged->runs[i], err);
     if (st) return st;
     x->graphs = (cedar_graphs)graphs_of(&x->logged->runs[0]);
+    if (!x->device) x->device = x->logged->runs[0].device;
+    if (!*x->device) x->device = "a GPU that the database does not name";
     x->config = cedar_calloc(1, sizeof *x->config);
     if (!x->config) return cedar_fail(err, CEDAR_E_OOM, "no memory for a model's shape");
     st = cedar_shape_find(x->logged->runs[0].model, x->data_dir, x->config, err);
@@ -472,8 +477,7 @@ static int read_words(calibration *x, int argc, char **argv) {
 }
 
 int cedar_cli_calibrate(int argc, char **argv) {
-    calibration x = { .base_name = "h200", .device = "a GPU that the database does not name", .held = 1, .of = 4,
-                      .seed = 1 };
+    calibration x = { .base_name = "h200", .held = 1, .of = 4, .seed = 1 };
     int code = read_words(&x, argc, argv);
     if (code) return code;
     cedar_cli_data_dir(x.data_dir, sizeof x.data_dir);

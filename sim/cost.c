@@ -30,6 +30,7 @@ const cedar_hardware_key *cedar_hardware_keys(size_t *count) {
         KEY(allreduce_ns, 0, 1e9, 0, "one all-reduce of a few rows, ns; used with more than one GPU"),
         KEY(fused_allreduce_ns, 0, 1e9, 0, "one all-reduce with the mHC kernel behind it, ns, 0 = not described"),
         KEY(fused_allreduce_kernels, 0, 1000, 0, "launches of a layer that the fused all-reduces save"),
+        KEY(fused_allreduce_rows, 0, 1e6, 0, "most rows that a fused all-reduce takes, 0 = any"),
         KEY(stream_passes, 0, 100, 0, "residual streams that a site reads or writes, times; every GPU does all of it"),
         KEY(fused_stream_passes, 0, 100, 0, "the same with fused kernels, 0 = as stream_passes"),
         KEY(link_bytes_s, 1, 1e15, 1e12, "large all-reduces, bytes per second of one GPU"),
@@ -119,14 +120,6 @@ static cedar_status check_switches(const cedar_config *c, const cedar_hardware *
     return CEDAR_OK;
 }
 
-/* Launches that are left of a layer's. */
-static double kernels_of(const cedar_hardware *hw, const cedar_cost_switches *on) {
-    double n = on->fused_kernels ? hw->fused_kernels_per_layer : hw->kernels_per_layer;
-    if (on->side_stream) n -= hw->side_stream_kernels;
-    if (on->fused_allreduce && hw->gpus > 1) n -= hw->fused_allreduce_kernels;
-    return larger(n, 0);
-}
-
 /* Per row and layer: both sites, all streams in bf16, on each GPU (spec/performance.md 2.5). */
 static double stream_ns(const cedar_config *c, const cedar_hardware *hw, const cedar_cost_switches *on) {
     bool fused = on->fused_kernels && hw->fused_stream_passes > 0;
@@ -156,8 +149,7 @@ cedar_status cedar_cost_make(const cedar_config *c, const cedar_hardware *hw, co
     double window_row = c->head_dim + c->head_dim / 32.0;
     *out = (cedar_cost){
         .hw = *hw, .c = c, .on = *on,
-        .kernels = kernels_of(hw, on),
-        .allreduce_ns = on->fused_allreduce ? hw->fused_allreduce_ns : hw->allreduce_ns,
+        .kernels = on->fused_kernels ? hw->fused_kernels_per_layer : hw->kernels_per_layer,
         .stream_ns = stream_ns(c, hw, on),
         .layer_bytes = fp8_bytes(attention + expert) + 2 * router + 4 * mix,
         .source_bytes = 2 * (2.0 * c->head_dim * d + (double)c->index_dim * c->head_dim),
@@ -313,14 +305,20 @@ typedef struct piece {
     double work_ns, link_ns, launch_ns;
 } piece;
 
-/* Without a graph the host launches ahead of the device, so the longer of the two counts. */
+/* Without a graph the host launches ahead of the device, so the longer of the two counts; it also launches what a
+ * second stream hides. */
 static piece price_piece(const cedar_cost *k, const price *p, double rows, bool eager) {
-    double reduce = k->allreduce_ns + rows * k->c->hidden * 2 / k->hw.link_bytes_s * 1e9,
-           link = k->hw.gpus > 1 ? 2 * p->layers * reduce : 0,
-           work = p->dense_ns + p->attention_ns + p->indexer_ns, layers = p->layers * k->hw.layer_ns,
-           launches = p->layers * k->kernels;
-    piece out = { .work_ns = work, .link_ns = link, .launch_ns = layers + launches * k->hw.launch_ns };
-    if (eager) out.launch_ns = layers + larger(0, launches * k->hw.eager_launch_ns - work - link - layers);
+    const cedar_hardware *hw = &k->hw;
+    bool fused = k->on.fused_allreduce && hw->gpus > 1 &&
+                 (hw->fused_allreduce_rows <= 0 || rows <= hw->fused_allreduce_rows);
+    double bytes_ns = rows * k->c->hidden * 2 / hw->link_bytes_s * 1e9,
+           reduce = (fused ? hw->fused_allreduce_ns : hw->allreduce_ns) + bytes_ns,
+           link = hw->gpus > 1 ? 2 * p->layers * reduce : 0,
+           work = p->dense_ns + p->attention_ns + p->indexer_ns, layers = p->layers * hw->layer_ns,
+           kernels = larger(k->kernels - (fused ? hw->fused_allreduce_kernels : 0), 0),
+           in_the_way = larger(kernels - (k->on.side_stream ? hw->side_stream_kernels : 0), 0);
+    piece out = { .work_ns = work, .link_ns = link, .launch_ns = layers + p->layers * in_the_way * hw->launch_ns };
+    if (eager) out.launch_ns = layers + larger(0, p->layers * kernels * hw->eager_launch_ns - work - link - layers);
     return out;
 }
 

@@ -30,6 +30,7 @@ typedef struct cedar_hardware {
     double side_stream_kernels;     /* launches of a layer that a second stream hides */
     double fused_allreduce_ns;      /* one all-reduce with the mHC kernel behind it in one */
     double fused_allreduce_kernels; /* launches of a layer that this saves */
+    double fused_allreduce_rows;    /* most rows that it takes; 0 = any */
     double stream_passes;           /* residual streams read or written by a site, times; not shared between GPUs */
     double fused_stream_passes;     /* the same with fused kernels; 0 = as stream_passes */
     double layer_ns;                /* what a layer takes whatever it works on, beside its launches */
@@ -80,8 +81,7 @@ typedef struct cedar_cost {
     cedar_hardware hw;
     const cedar_config *c;          /* borrowed */
     cedar_cost_switches on;
-    double kernels;                 /* launches of a layer, with the switches */
-    double allreduce_ns;            /* the one that is switched on */
+    double kernels;                 /* launches of a layer: separate or fused */
     double stream_ns;               /* per row and layer: residual streams */
     double layer_bytes;             /* per layer: attention, shared expert, router, mHC */
     double source_bytes;            /* per KV source: compressor and index key weights */

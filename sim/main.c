@@ -132,14 +132,14 @@ static const cedar_verb verbs[] = {
       "\n"
       "  -o, --output FILE    the description; its name without .lua is the name of the hardware\n"
       "      --hardware NAME  where all other figures, and the fit, start from (default h200)\n"
-      "      --device TEXT    which device it was: the database does not name it, the description should\n"
+      "      --device TEXT    which device it was (default: what the database says)\n"
       "      --held-out A/B   share of the steps that is only predicted (default 1/4)\n"
       "      --seed N         of the stream that chooses them (default 1)\n"
       "      --run N          one run of the database alone (default: all)\n"
       "  -r, --replace        overwrite a description that is there\n"
       "\n"
       "example:\n"
-      "  cedar calibrate h200-agentx.db -o scenarios/hardware/h200-cedar.lua --device \"NVIDIA H200\"\n"
+      "  cedar calibrate h200-agentx.db -o scenarios/hardware/h200-cedar.lua\n"
       "  cedar calibrate other.db --hardware h200-cedar\n",
       cedar_cli_calibrate },
     { "help", "how to use a verb",

@@ -33,6 +33,7 @@ typedef struct cedar_run_row {
     const char *model_name, *model_hash, *model_origin;   /* origin: "checkpoint PATH" or "synthetic seed N" */
     const char *trace_paths, *trace_hash;
     const char *backend, *arith, *clock, *replay;
+    const char *device;                     /* name of the GPU that computes, "" = none */
     const char *rules, *admission;          /* admission: name and hash of the scenario's policy, "" = none */
     const char *floor_mode;                 /* "mark" | "admit" */
     uint64_t floor_milli_tok_s_user;        /* speed floor in 1/1000 tok/s/user, 0 = none */

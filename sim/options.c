@@ -125,6 +125,9 @@ static const cedar_opt_info table[] = {
     { "window_cache_bytes", CEDAR_OPT_INT, "0", 0, whole_max, NULL,
       "stored windows of the prefix cache in bytes (exact and decoder); 0 = unlimited", AT(window_cache_bytes) },
 
+    { "window_store", CEDAR_OPT_CHOICE, "step", 0, 0, "step|paged",
+      "how windows are stored: a step ends there, or no step does (modelled, without numerics)", AT(window_store) },
+
     { "engines", CEDAR_OPT_INT, "1", 1, 1024, NULL,
       "engines that share the lanes, each with pages of its own (modelled, without numerics)", AT(engines) },
     { "routing", CEDAR_OPT_CHOICE, "session", 0, 0, "session|round_robin|least_loaded|prefix|policy",
@@ -708,8 +711,8 @@ cedar_status cedar_opts_check(const cedar_run_opts *o, cedar_err *err) {
         return cedar_fail(err, CEDAR_E_ARG, "draft_tokens = %lld leaves no room in step_tokens = %lld: a decode step "
                           "has one row more than drafts", (long long)o->draft_tokens, (long long)o->step_tokens);
     if (!o->keep && o->clock != CEDAR_CLOCK_MODELLED)
-        return cedar_fail(err, CEDAR_E_ARG, "keep = false needs clock = \"modelled\": a measured run could not be played "
-                          "again without its stored step lengths");
+        return cedar_fail(err, CEDAR_E_ARG, "keep = false needs clock = \"modelled\": a measured run could not be "
+                          "played again without its stored step lengths");
     if (o->prompt_scores && !o->quality)
         return cedar_fail(err, CEDAR_E_ARG, "prompt_scores = true needs quality = true");
     if (o->kv_pages > 0 && o->kv_pages * o->page_tokens < o->context_max)

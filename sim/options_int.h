@@ -31,6 +31,7 @@ typedef enum cedar_on_error { CEDAR_ON_ERROR_ADVANCE, CEDAR_ON_ERROR_END } cedar
 typedef enum cedar_history { CEDAR_HISTORY_RECORDED } cedar_history;
 typedef enum cedar_salt { CEDAR_SALT_TREE, CEDAR_SALT_NONE } cedar_salt;
 typedef enum cedar_kv_rows { CEDAR_KV_ROWS_FP4, CEDAR_KV_ROWS_FP8 } cedar_kv_rows;
+typedef enum cedar_window_store { CEDAR_WINDOWS_STEP, CEDAR_WINDOWS_PAGED } cedar_window_store;
 typedef enum cedar_kernels { CEDAR_KERNELS_SEPARATE, CEDAR_KERNELS_FUSED } cedar_kernels;
 typedef enum cedar_allreduce { CEDAR_ALLREDUCE_PLAIN, CEDAR_ALLREDUCE_FUSED } cedar_allreduce;
 typedef enum cedar_floor_mode { CEDAR_FLOOR_MARK, CEDAR_FLOOR_ADMIT } cedar_floor_mode;
@@ -93,6 +94,7 @@ struct cedar_run_opts {
     int64_t page_tokens;
     int64_t kv_pages;               /* 0 = made from lanes and context */
     int64_t window_cache_bytes;     /* 0 = unlimited */
+    cedar_window_store window_store;
 
     int64_t engines;
     cedar_routing routing;

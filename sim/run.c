@@ -52,6 +52,8 @@ static cedar_status emit_begin(run *r, cedar_err *err) {
     cedar_sha256_hex(&s, hash);
     snprintf(r->result.replay, sizeof r->result.replay, "%s", replays[r->opts->replay]);
     snprintf(r->result.label, sizeof r->result.label, "%s", *r->opts->label ? r->opts->label : r->result.replay);
+    char device[CEDAR_DEVICE_BYTES];
+    cedar_device_name(r->engine_opts.backend, device);
     cedar_run_row row = { .run_id = r->run_id,
                           .label = r->result.label,
                           .config_json = json,
@@ -62,6 +64,7 @@ static cedar_status emit_begin(run *r, cedar_err *err) {
                           .trace_paths = r->opts->trace,
                           .trace_hash = r->corpus->hash,
                           .backend = r->engine_opts.backend,
+                          .device = device,
                           .arith = ariths[r->opts->arith],
                           .clock = clocks[r->opts->clock],
                           .replay = r->result.replay,

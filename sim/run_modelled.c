@@ -161,6 +161,11 @@ static uint32_t running(const engine *e) { return e->prompt_count + e->decoding_
 
 /* --- admission ---------------------------------------------------------------------------------------------------- */
 
+/* Steps end where windows are stored. */
+static bool ends_at_windows(const run *r) {
+    return run_stores_windows(r) && r->opts->window_store == CEDAR_WINDOWS_STEP;
+}
+
 static const cedar_turn_edges *edges_of(const run *r, const request *q) {
     return cedar_prefixes_turn(r->prefixes, &q->ref);
 }
@@ -198,7 +203,7 @@ static cedar_status admit(run *r, engine *e, request *q, bool *admitted, cedar_e
     q->pos = q->start = plan.start;
     q->write_floor = plan.write_floor;
     q->order = e->admitted++;
-    q->boundary = run_stores_windows(r) && boundary > plan.start ? boundary : 0;
+    q->boundary = ends_at_windows(r) && boundary > plan.start ? boundary : 0;
     q->depth = hit.depth + (plan.replayed > 0);
     q->row.hit_tokens = plan.hit;
     q->row.matched_tokens = hit.matched_pages * page;
@@ -348,7 +353,7 @@ static uint32_t verify_rows(const run *r, const request *q, uint32_t produced, u
     uint32_t page = r->engine_opts.page_tokens, pos = q->row.in_tokens + produced - 1,
              end = q->row.in_tokens + q->row.out_tokens - 1;
     uint32_t rows = cedar_accept_rows((uint32_t)r->opts->draft_tokens, pos, end,
-                                      run_stores_windows(r) ? end / page * page : 0);
+                                      ends_at_windows(r) ? end / page * page : 0);
     *stay = 1 + cedar_accept_drafts(r->accept_key, q->row.request_id, step, rows - 1, r->opts->acceptance_ppb);
     return rows;
 }

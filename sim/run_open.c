@@ -1,5 +1,6 @@
 /* What a run is made of: traces, model, rules, engine, cache, exact shadow and buffers, from the options. */
 #include <inttypes.h>
+#include <math.h>
 
 #include "base/mem.h"
 #include "sim/accept.h"
@@ -60,6 +61,8 @@ static cedar_status refuse_switches(const run *r, cedar_err *err) {
         { "graphs", o->graphs == CEDAR_GRAPHS_DECODE || o->graphs == CEDAR_GRAPHS_TRIMMED, modelled,
           "an engine launches all steps in one way" },
         { "kv_rows", o->kv_rows != CEDAR_KV_ROWS_FP4, bare, "the engine's global rows are FP4" },
+        { "window_store", o->window_store != CEDAR_WINDOWS_STEP, bare,
+          "the engine stores windows at the end of a step" },
         { "kernels", o->kernels != CEDAR_KERNELS_SEPARATE, modelled, "an engine has the kernels that it has" },
         { "side_stream", o->side_stream, modelled, "the engine has one stream" },
         { "allreduce", o->allreduce != CEDAR_ALLREDUCE_PLAIN, modelled, "the engine runs on one device" },
@@ -209,6 +212,7 @@ static cedar_cost_switches switches_of(const cedar_run_opts *o) {
  * what stored windows may take. */
 static cedar_status make_cost(run *r, cedar_err *err) {
     const cedar_run_opts *o = r->opts;
+    r->result.kv_tokens_fit = (double)NAN;
     if (o->clock != CEDAR_CLOCK_MODELLED) return CEDAR_OK;
     const cedar_cost_switches on = switches_of(o);
     cedar_status st = r->host->hardware(r->host->data_dir, o->hardware, &r->hardware, err);
@@ -226,8 +230,9 @@ static cedar_status make_cost(run *r, cedar_err *err) {
             "%s: weights and windows of %s need %.1f GB, %.1f GB of %g GPU(s) are usable; describe more GPUs "
             "or take fewer lanes",
             r->hardware.name, r->config->name, needed / 1e9, room / 1e9, r->hardware.gpus);
-    if (o->kv_pages) return CEDAR_OK;
     double pages = (room - needed - (double)o->window_cache_bytes) / (double)r->memory.page_bytes;
+    r->result.kv_tokens_fit = floor(pages < 0 ? 0 : pages) * r->engine_opts.page_tokens;
+    if (o->kv_pages) return CEDAR_OK;
     if (pages < 1)
         return cedar_fail(err, CEDAR_E_BUDGET, "%s: window_cache_bytes leaves no room for KV pages in %.1f GB",
                           r->hardware.name, room / 1e9);

@@ -153,6 +153,7 @@ typedef struct cedar_run_result {
     double total_tok_s, output_tok_s, span_s;
     double hit_rate;                /* adopted prompt tokens / prompt tokens */
     uint64_t kv_bytes_peak, window_bytes_peak;
+    double kv_tokens_fit;           /* what described memory holds beside weights and windows; NaN: none is described */
     uint64_t quality_rows;
     double kl_mean, kl_p99, top1_rate, dlogp_mean;   /* NaN without quality rows */
 } cedar_run_result;

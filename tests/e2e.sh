@@ -322,6 +322,75 @@ modelled() {
     exits "modelled engines: the view" 0 'session,4,' "$cedar" report "$out/routing.db" --csv v_engines
 }
 
+# The ladder at a small size: modelled for the full model, and measured on the tiny one; never both in one ladder.
+ladders() {
+    local db=$out/ladder.db
+    exits "ladder, modelled" 0 'wrote' "$cedar" run scenarios/ladder.lua -q -o "$db" lanes=4 seed=7 traces_max=6
+    same "ladder: rungs and TTFT figures" "$(sql "$db" "SELECT count(DISTINCT r.ladder_id || '.' || r.rung) || ' ' ||
+        count(*) FROM ladder_rungs r JOIN ladder_figures f USING (ladder_id, rung) WHERE metric = 'ttft'")" "19 152"
+    same "ladder: FP4 rows hold 1650 / 890 as much" "$(sql "$db" "SELECT round(f.factor, 3) FROM v_ladder_figures f
+        WHERE ladder_id = 1 AND rung = 2 AND metric = 'kv_tokens_max'")" 1.854
+    same "ladder: replay without graphs gains nothing at 1 K" "$(sql "$db" "SELECT factor FROM v_ladder_figures
+        WHERE ladder_id = 1 AND rung = 4 AND metric = 'ttft' AND context_tokens = 1024")" 1.0
+    same "ladder: each rung's ITL is no longer than the first's" "$(sql "$db" "SELECT count(*) FROM v_ladder_figures
+        WHERE metric = 'itl' AND factor_first < 0.98")" 0
+    same "ladder: agents accept 3.51 tokens, but at ends of answers" "$(sql "$db" "SELECT count(*) FROM v_speculation
+        WHERE decode_steps > 2000 AND abs(acceptance_length - 3.51) < 0.05")" 11
+    db=$out/ladder-measured.db
+    exits "ladder, measured" 0 'wrote' "$cedar" run scenarios/ladder.lua -q -o "$db" clock=measured turns_max=2
+    same "ladder, measured: one, of four rungs" "$(sql "$db" "SELECT group_concat(DISTINCT provenance) || ' ' ||
+        count(*) FROM ladders JOIN ladder_rungs USING (ladder_id)")" "measured 4"
+    same "ladder, measured: nothing is modelled" "$(sql "$db" "SELECT count(*) FROM runs WHERE clock <> 'measured'")" 0
+    same "ladder, measured: exact is exact, replay is not" "$(sql "$db" "SELECT group_concat(value > 0, ' ')
+        FROM (SELECT value FROM ladder_figures WHERE metric = 'kl_mean' ORDER BY rung)")" "0 1 1 1"
+}
+
+# A file of claims in a folder of its own, for the scenario to find first.
+claims_file() {
+    mkdir -p "$out/claims/scenarios/claims"
+    cat >"$out/claims/scenarios/claims/published_claims.csv"
+}
+
+# The claims at a small size; the rows of the file are counted and compared by sqlite's own reader.
+claims() {
+    local db=$out/claims.db file=scenarios/claims/published_claims.csv other there play
+    there=(sh -c 'cd "$1" && shift && "$@"' - "$out/claims" "$cedar")
+    play=("${there[@]}" run scenarios/claims.lua -q -r -o small.db lanes=4 seed=42 traces_max=6)
+    exits "claims" 0 'wrote' "$cedar" run scenarios/claims.lua -q -o "$db" lanes=4 seed=42 traces_max=6
+    other=$(sqlite3 :memory: '.mode csv' ".import $file t" "ATTACH '$db' AS c" "SELECT count(*) || ' ' ||
+        (SELECT count(*) FROM c.claims) || ' ' || (SELECT count(*) FROM (
+            SELECT source, date, model, hardware, engine, metric, condition, CAST(value AS REAL), unit, url FROM t
+            EXCEPT SELECT source, date, model, hardware, engine, metric, condition, published, unit, url
+            FROM c.claims)) FROM t" |
+        tr -d '\r"')
+    same "claims: every row of the file is in the table, as it is there" "$other" "290 290 0"
+    same "claims: what follows from the shape or from published points comes out" "$(sql "$db" "SELECT count(*) ||
+        ' ' || sum(verdict = 'reproduced') FROM claims WHERE provenance = 'computed'")" "10 10"
+    same "claims: intervals hold the figure and its sensitivity" "$(sql "$db" "SELECT count(*) FROM claims c JOIN
+        claim_sensitivity s USING (claim_id) WHERE NOT (lo <= ours AND ours <= hi AND lo <= min(ours_lo, ours_hi) AND
+        max(ours_lo, ours_hi) <= hi)")" 0
+    same "claims: each modelled one has its sensitivity" "$(sql "$db" "SELECT count(*) FROM claims WHERE provenance =
+        'modelled' AND claim_id NOT IN (SELECT claim_id FROM claim_sensitivity)")" 0
+    same "claims: verdicts follow from the numbers" "$(sql "$db" "SELECT count(*) FROM claims WHERE why LIKE
+        'rule: within 20 %' AND verdict <> CASE WHEN lo >= published * 0.8 - 1e-9 AND hi <= published * 1.2 + 1e-9 THEN
+        'reproduced' WHEN hi < published * 0.8 OR lo > published * 1.2 THEN 'not reproduced' ELSE 'undecided' END")" 0
+    same "claims: anchors are no checks" "$(sql "$db" "SELECT group_concat(published, ' ') FROM claims WHERE why LIKE
+        'The hardware description was set%'")" "160.9 2267.0"
+    same "claims: a sensitivity leaves no run behind" "$(sql "$db" "SELECT count(*) FROM runs WHERE
+        json_extract(config_json, '$.keep') = 0 OR json_extract(config_json, '$.assume') NOT IN ('', 'gpus=2')")" 0
+    exits "claims: as CSV" 0 '^2,vLLM blog.*throughput_ratio_at_interactivity' "$cedar" report "$db" --csv v_claims
+    sed -n '1p;9p;246,247p' "$file" | claims_file
+    exits "claims of another file" 0 'wrote' "${play[@]}"
+    same "claims of another file: its rows" "$(sql "$out/claims/small.db" 'SELECT count(*) FROM claims')" 3
+    exits "claims of another file: replay" 0 'same' "${there[@]}" replay small.db
+    { sed -n '1p;9p' "$file"; echo 'a blog,,DeepSeek-V4.1-Flash,GB300,,joules_per_token,,5,J,'; } | claims_file
+    exits "a claim that no test fits" 1 'published_claims.csv:3: no test fits this claim: .*joules_per_token' \
+        "${play[@]}"
+    { sed -n '1p;9p' "$file"; echo 'a blog,,DeepSeek-V4.1-Flash,GB300,,ratio,,much,x,'; } | claims_file
+    exits "a claim without a number" 5 'published_claims.csv:3: field value: "much" is not a decimal number' \
+        "${play[@]}"
+}
+
 goldens() {
     local folder arith
     for folder in tests/golden/*/; do
@@ -354,6 +423,8 @@ audits
 kills
 benches
 modelled
+ladders
+claims
 goldens
 if [ -n "${CEDAR_TALLY:-}" ]; then
     echo "$passed $failed $skipped" >>"$CEDAR_TALLY"

@@ -122,6 +122,11 @@ cedar_engine_opts cedar_engine_defaults(const cedar_config *c) {
     return (cedar_engine_opts){ .backend = "cpu" };
 }
 
+void cedar_device_name(const char *backend, char out[CEDAR_DEVICE_BYTES]) {
+    (void)backend;
+    *out = 0;
+}
+
 cedar_status cedar_engine_open(const cedar_model *model, const cedar_engine_opts *o, cedar_engine **out,
                                cedar_err *err) {
     (void)model;

@@ -294,6 +294,7 @@ static const struct { const char *change, *words, *says; } refusals[] = {
     { "UPDATE runs SET clock = 'modelled'", "", "only measured steps can be fitted" },
     { "UPDATE runs SET backend = 'cpu'", "", "ran on backend \"cpu\"" },
     { "UPDATE runs SET arith = 'f32' WHERE run_id = 2", "", "differs from run 1" },
+    { "UPDATE runs SET device = 'card-y' WHERE run_id = 2", "", "run 2 ran on \"card-y\", run 1 on \"\"" },
     { "UPDATE runs SET model_name = 'nosuch'", "", "there is no" },
     { "DELETE FROM steps WHERE step_id > 60; DELETE FROM requests; UPDATE runs SET steps = 60", "--run 1",
       "steps are left to fit to, at least 64 are needed" },
@@ -307,6 +308,20 @@ static const struct { const char *change, *words, *says; } refusals[] = {
     { "", "--held-out 4/4", "--held-out is 4/4" },
     { "", "--hardware nosuch", "hardware \"nosuch\" is not known" },
 };
+
+/* The name of the GPU comes from the database, where nobody gives another. */
+START_TEST(database_names_the_device) {
+    char words[512], text[8192];
+    copy("measured.db", "named.db");
+    sql("named.db", "UPDATE runs SET device = 'card-y'");
+    snprintf(words, sizeof words, "calibrate %s -o %s", in_dir("named.db"), in_dir("named.lua"));
+    ck_assert_msg(calibrate(words) == 0, "%s", said);
+    FILE *f = fopen(in_dir("named.lua"), "rb");
+    text[fread(text, 1, sizeof text - 1, f)] = 0;
+    fclose(f);
+    ck_assert_ptr_nonnull(strstr(text, "flash-e32 on card-y;"));
+}
+END_TEST
 
 START_TEST(refusals_say_why) {
     char words[512];
@@ -365,6 +380,7 @@ int main(void) {
     tcase_add_test(t, without_output_nothing_is_fitted);
     tcase_add_test(t, first_steps_of_a_shape_are_left_out);
     tcase_add_test(t, a_description_names_its_sources);
+    tcase_add_test(t, database_names_the_device);
     tcase_add_loop_test(t, refusals_say_why, 0, sizeof refusals / sizeof *refusals);
     tcase_add_test(t, a_figure_of_zero_stays);
     tcase_add_test(t, a_file_is_not_overwritten_by_accident);

@@ -297,7 +297,7 @@ END_TEST
 START_TEST(kernels_streams_and_allreduces) {
     cedar_config c = shape("flash");
     cedar_hardware h = weightless();
-    cedar_plan_entry e;
+    cedar_plan_entry e[17];
     h.gpus = 4;
     h.launch_ns = 3000;
     h.layer_ns = 7000;
@@ -306,6 +306,7 @@ START_TEST(kernels_streams_and_allreduces) {
     h.allreduce_ns = 4600;
     h.fused_allreduce_ns = 4100;
     h.fused_allreduce_kernels = 2;
+    h.fused_allreduce_rows = 16;
     static const struct { cedar_cost_switches on; int64_t kernels, reduce; } want[] = {
         { { .graphs = CEDAR_GRAPHS_SPLIT }, 18, 4600 },
         { { .graphs = CEDAR_GRAPHS_SPLIT, .fused_kernels = true }, 13, 4600 },
@@ -315,12 +316,21 @@ START_TEST(kernels_streams_and_allreduces) {
           9, 4100 },
     };
     for (size_t i = 0; i < sizeof want / sizeof *want; i++) {
-        cedar_step_plan p = decode_plan(&e, 1, 10);
-        cedar_cost_parts parts;
-        price_of(&c, &h, want[i].on, &p, &parts);
-        ck_assert_int_eq(parts.launch_ns, 40 * (want[i].kernels * 3000 + 7000));
-        ck_assert_int_le(llabs(parts.link_ns - 80 * want[i].reduce), 1);    /* one row's bytes */
+        for (uint32_t batch = 1; batch <= 17; batch += 8) {     /* the fused all-reduce takes 16 rows and no more */
+            bool wide = want[i].on.fused_allreduce && batch > 16;
+            cedar_step_plan p = decode_plan(e, batch, 10);
+            cedar_cost_parts parts;
+            price_of(&c, &h, want[i].on, &p, &parts);
+            ck_assert_int_eq(parts.launch_ns, 40 * ((want[i].kernels + 2 * wide) * 3000 + 7000));
+            ck_assert_int_le(llabs(parts.link_ns - 80 * (wide ? 4600 : want[i].reduce)), 17);   /* the rows' bytes */
+        }
     }
+    /* the host launches what a second stream hides */
+    h.eager_launch_ns = 50000;
+    cedar_cost_parts parts;
+    cedar_step_plan p = decode_plan(e, 1, 10);
+    price_of(&c, &h, (cedar_cost_switches){ .graphs = CEDAR_GRAPHS_OFF, .side_stream = true }, &p, &parts);
+    ck_assert_int_le(llabs(parts.total_ns - 40 * 18 * 50000), 1000);
 }
 END_TEST
 

@@ -1233,6 +1233,9 @@ START_TEST(bad_options_are_refused) {
     cedar_engine_opts o = rig_opts(CEDAR_F32);
     o.backend = "abacus";
     FAILS(cedar_engine_open(r.model, &o, &e, err), CEDAR_E_UNSUPPORTED, "backend \"abacus\"");
+    char device[CEDAR_DEVICE_BYTES] = "x";
+    cedar_device_name("cpu", device);
+    ck_assert_str_eq(device, "");
     rig_close(&r);
 }
 END_TEST

@@ -81,7 +81,8 @@ static cedar_run_row run_row(int64_t id, const char *label, const char *replay) 
                             .model_origin = "synthetic seed 1",
                             .trace_paths = "traces/kv-cache-tester",
                             .trace_hash = "t0",
-                            .backend = "cpu",
+                            .backend = "cuda",
+                            .device = "card-x",
                             .arith = "f32",
                             .clock = "modelled",
                             .replay = replay,
@@ -545,6 +546,7 @@ START_TEST(test_store_close) {
     check_text(db, "PRAGMA integrity_check", "ok");
     check_text(db, "SELECT seed FROM manifest", "18446744073709551615");
     check_text(db, "SELECT event_hash FROM runs WHERE run_id = 1", "fedcba9876543210");
+    check_text(db, "SELECT device FROM runs WHERE run_id = 1", "card-x");
     WANT(db, "pragma_foreign_key_check", { "COUNT(*)", 0 });
     WANT(db, "manifest", { "finished", 1 });
     WANT(db, "pragma_application_id", { "application_id", 0x43454452 });
@@ -1023,6 +1025,7 @@ START_TEST(test_text) {
         char *text = output(text_to, widths[w]);
         check_widths(text, limits[w]);
         ck_assert_ptr_nonnull(strstr(text, "740.0"));           /* p90 TTFT */
+        ck_assert_ptr_nonnull(strstr(text, "card-x"));
         ck_assert_ptr_nonnull(strstr(text, "49.23%"));          /* hit rate 384/780 */
         ck_assert_ptr_nonnull(strstr(text, "requests in error: 1"));
         ck_assert_ptr_nonnull(strstr(text, "16-63"));

@@ -701,7 +701,7 @@ START_TEST(impossible_options_are_refused) {
     refused("draft_tokens=2 acceptance_length=0.5", CEDAR_E_ARG, "makes 1 to 3 tokens");
     refused("draft_tokens=2 acceptance_length=2 continuation=greedy", CEDAR_E_ARG, "needs continuation = forced");
     refused("draft_tokens=5 step_tokens=5", CEDAR_E_ARG, "leaves no room");
-    refused("draft_tokens=5 clock=modelled hardware=h200", CEDAR_E_ARG, "no price for drafts");
+    refused("draft_tokens=5 clock=modelled hardware=h200", CEDAR_E_ARG, "nothing verifies drafts");
     refused("clock=recorded", CEDAR_E_ARG, "cedar replay");
     refused("backend=cuda", CEDAR_E_UNSUPPORTED, "not in this build");
     refused("model=nonesuch", CEDAR_E_IO, "scenarios/models/nonesuch.json");

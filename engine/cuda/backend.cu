@@ -1268,6 +1268,13 @@ extern "C" bool cedar_cuda_present(void) {
     return cudaGetDeviceCount(&devices) == cudaSuccess && devices > 0;
 }
 
+extern "C" void cedar_cuda_device_name(char out[CEDAR_DEVICE_BYTES]) {
+    int device = 0;
+    cudaDeviceProp p;
+    bool known = cudaGetDevice(&device) == cudaSuccess && cudaGetDeviceProperties(&p, device) == cudaSuccess;
+    snprintf(out, CEDAR_DEVICE_BYTES, "%.127s", known ? p.name : "");
+}
+
 extern "C" const cedar_backend cedar_backend_cuda = {
     "cuda",         true,        cuda_workspace_bytes, cuda_open,       cuda_close,     cuda_seq_reset,
     cuda_page_copy, cuda_step,   cuda_draft,           cuda_snap_bytes, cuda_snap_save, cuda_snap_load,

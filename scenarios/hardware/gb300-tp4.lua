@@ -25,6 +25,7 @@ return {
   allreduce_ns      = { 4600,    "published: custom all-reduce of 8 KB on 2 H200, 4.6 us" },
   fused_allreduce_ns = { 4090,   "published: all-reduce, residual and RMSNorm of one row on 4 GB200, 4.09 us" },
   fused_allreduce_kernels = { 2, "the mHC kernel behind each of a layer's two all-reduces is part of it" },
+  fused_allreduce_rows = { 16,   "published: 1 to 16 tokens" },
   link_bytes_s      = { 700e9,   "assumption: 0.8 of NVLink 5's 900 GB/s per direction" },
   host_link_bytes_s = { 350e9,   "NVLink-C2C, assumption" },
 }
