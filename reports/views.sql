@@ -699,7 +699,8 @@ said(rank, item, question, answer, basis, section) AS (
     FROM gives JOIN ladders l USING (ladder_id)
     UNION ALL SELECT 30, run_id, 'What does bounded replay save?',
            printf('%s against %s, lanes %d: TTFT p90 %,.1f ms instead of %,.1f (%+.1f %%), total %,.1f tok/s '
-                  || 'instead of %,.1f (%+.1f %%)%s.', label, exact_label, lanes, ttft_p90_ms, exact_ttft, 100 * (ttft_p90_ms / exact_ttft - 1), total_tok_s, exact_tok,
+                  || 'instead of %,.1f (%+.1f %%)%s.', label, exact_label, lanes,
+                  ttft_p90_ms, exact_ttft, 100 * (ttft_p90_ms / exact_ttft - 1), total_tok_s, exact_tok,
                   100 * (total_tok_s / exact_tok - 1), COALESCE(windows, '')),
            CASE clock WHEN 'modelled' THEN clock ELSE 'measured' END, 'latency'
     FROM pairs WHERE place = 1 AND ttft_p90_ms IS NOT NULL AND exact_ttft IS NOT NULL
@@ -736,7 +737,8 @@ said(rank, item, question, answer, basis, section) AS (
                             x_min, x_max) END, CASE clock WHEN 'modelled' THEN clock ELSE 'measured' END, 'frontier'
     FROM v_frontier_at
     UNION ALL SELECT 70, 0, 'May these numbers be quoted?',
-           printf('%d of %d runs are valid: finished, something completed, errors at most a tenth of it.%s', valid, runs,
+           printf('%d of %d runs are valid: finished, something completed, errors at most a tenth of it.%s', valid,
+                  runs,
                   CASE WHEN ruled > 0 THEN printf(' %d of %d kept the AgentX rules.', kept, ruled) ELSE '' END),
            '', 'overview'
     FROM valid WHERE runs > 0
