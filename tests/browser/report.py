@@ -24,7 +24,7 @@ import expected as want                                             # noqa: E402
 from chromium import Chromium, Failure, Page                        # noqa: E402
 
 LOOK = os.path.join(os.path.dirname(__file__), "page.js")
-CURVES_MAX, TIMELINE_MAX, FULL_RUNS, CONTRAST = 300, 400, 16, 4.5
+CURVES_MAX, TIMELINE_MAX, CONTRAST = 300, 400, 4.5
 BYTES_MAX = 3 << 20                                                 # of any page
 # name, scenario, options on the command line, exit codes that are fine (2: an expectation fails on a shortened run)
 SUBJECTS = [
@@ -94,11 +94,9 @@ def curve_differs(got, wanted, limit):
 
 def curves(db, column, sets):
     wanted = want.times(db, column)
-    runs = want.rows(db, "SELECT COUNT(*) FROM runs")[0][0]
-    limit = CURVES_MAX * FULL_RUNS // runs if runs > FULL_RUNS else CURVES_MAX
     if set(sets) != set(wanted):
         return "curves %s instead of %s" % (sorted(sets), sorted(wanted))
-    return [name + ": " + why for name in wanted for why in [curve_differs(sets[name], wanted[name], limit)] if why]
+    return [name + ": " + why for name in wanted for why in [curve_differs(sets[name], wanted[name], CURVES_MAX)] if why]
 
 
 def frontier_chart(db, sets):
