@@ -271,7 +271,6 @@ static cedar_status put_claims(const page *p, cedar_err *err) {
 }
 
 static cedar_status put_frontier(const page *p, cedar_err *err) {
-    static const char *const open[] = { "frontier_at", "floor", NULL };
     page_section(p, "frontier", "Frontier", "Speed per user against throughput: each point is a run, each line the "
                     "front of "
                  "an arm, that is of runs that differ in lanes alone. What a front gives at the floor is read off "
@@ -283,7 +282,8 @@ static cedar_status put_frontier(const page *p, cedar_err *err) {
                "interactivity in tokens per second and user. Filled: on the front. Hollow: beaten. The upright line "
                "is the "
                "speed floor, crosses are the values there.");
-    cedar_status st = page_tables(p, open, false, err);
+    cedar_status st = page_table(p, "frontier_at", false, NULL, err);
+    if (!st) st = page_table(p, "floor", p->run_count > PAGE_FOLD, NULL, err);
     if (!st) st = page_table(p, "frontier", true, NULL, err);
     page_section_end(p);
     return st;
@@ -625,8 +625,8 @@ static void put_footer(const page *p) {
             "To keep the file small, requests and steps are shown of the first %d runs, as a sample where there are "
             "many: %d points of a distribution, %d requests of a timeline, %d intervals of time and %d single steps "
             "per run. Tables of metrics rest on all rows, and <code>cedar report FILE --csv NAME</code> gives every "
-            "row.</p></footer>\n", PAGE_RUNS, page_shared(p, PAGE_CURVE_POINTS), page_shared(p, PAGE_TIMELINE), PAGE_TIME_BINS,
-            page_step_rows(p));
+            "row.</p></footer>\n", PAGE_RUNS, page_shared(p, PAGE_CURVE_POINTS), page_shared(p, PAGE_TIMELINE),
+            PAGE_TIME_BINS, page_step_rows(p));
 }
 
 static cedar_status put_page(page *p, cedar_err *err) {

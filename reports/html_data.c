@@ -24,11 +24,12 @@ static const struct {
     { "e2e", PAGE_CURVE_POINTS, true, CURVE("e2el_ns") },
     { "frontier", PAGE_ARMS, false,
       "SELECT arm - 1, run_id, intvty_p90, total_tok_s, ttft_p90_ms, lanes, on_front, clock FROM v_frontier "
-      "WHERE arm IN (SELECT arm FROM v_frontier GROUP BY arm ORDER BY COUNT(*) > 1 DESC, arm LIMIT ?1) "
+      "WHERE arm IN (SELECT arm FROM v_frontier GROUP BY arm ORDER BY COUNT(DISTINCT lanes) > 1 DESC, arm LIMIT ?1) "
       "ORDER BY arm, intvty_p90, run_id" },
     { "frontier_at", PAGE_ARMS, false,
       "SELECT arm - 1, floor_tok_s_user, total_tok_s, total_tok_s_linear, ttft_p90_ms FROM v_frontier_at "
-      "WHERE arm IN (SELECT arm FROM v_frontier GROUP BY arm ORDER BY COUNT(*) > 1 DESC, arm LIMIT ?1) ORDER BY arm" },
+      "WHERE arm IN (SELECT arm FROM v_frontier GROUP BY arm ORDER BY COUNT(DISTINCT lanes) > 1 DESC, arm LIMIT ?1) "
+      "ORDER BY arm" },
     { "ladders", 0, false, "SELECT ladder_id, title, provenance FROM ladders ORDER BY ladder_id" },
     { "figures", 0, false,
       "SELECT ladder_id, rung, name, metric, context_tokens, value, lo, hi, unit, factor FROM v_ladder_figures "

@@ -108,8 +108,8 @@ static const reports_table tables[] = {
         { "QPS p90", REPORTS_NUMBER } } },
     { "lanes",
       "Time per lane",
-      "Sums over the requests of a lane, all phases: waiting for admission, prefill (to the first token), decode. Of the "
-      "runs whose requests are shown.",
+      "Sums over the requests of a lane, all phases: waiting for admission, prefill (to the first token), decode. Of "
+      "the runs whose requests are shown.",
       "SELECT printf('%d %s', u.run_id, u.label), r.lane, COUNT(*), SUM(r.error <> ''),"
       " SUM(CASE WHEN admit_ns >= 0 THEN admit_ns - arrival_ns END) / 1e9,"
       " SUM(CASE WHEN first_ns >= 0 AND admit_ns >= 0 THEN first_ns - admit_ns END) / 1e9,"
