@@ -93,8 +93,8 @@ TESTBIN   := $(TESTSRC:tests/%.c=$(BUILD)/tests/%)
 FUZZSRC   := $(wildcard tests/fuzz/fuzz_*.c)
 FUZZNAMES := $(FUZZSRC:tests/fuzz/fuzz_%.c=%)
 
-.PHONY: all help need setup quickstart test test-slow test-gpu test-report test-clients suites check e2e asan tsan clang \
-        fuzz fuzz-build headers includes tidy install clean FORCE
+.PHONY: all help need setup quickstart test test-slow test-gpu test-report test-clients suites check e2e asan tsan \
+        clang fuzz fuzz-build headers includes tidy install clean FORCE
 .DELETE_ON_ERROR:
 
 all: need

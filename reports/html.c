@@ -94,7 +94,8 @@ static cedar_status put_cards(const page *p, cedar_err *err) {
     return st;
 }
 
-static const char run_choice[] = "SELECT run_id, run_id || ' ' || label FROM runs ORDER BY run_id";
+static const char run_choice[] = "SELECT run_id, run_id || ' ' || label FROM runs WHERE run_id IN page_runs "
+                                 "ORDER BY run_id";
 
 /* --- sections ----------------------------------------------------------------------------------------------------- */
 
@@ -270,7 +271,6 @@ static cedar_status put_claims(const page *p, cedar_err *err) {
 }
 
 static cedar_status put_frontier(const page *p, cedar_err *err) {
-    static const char *const open[] = { "frontier_at", "floor", NULL };
     page_section(p, "frontier", "Frontier", "Speed per user against throughput: each point is a run, each line the "
                     "front of "
                  "an arm, that is of runs that differ in lanes alone. What a front gives at the floor is read off "
@@ -282,7 +282,8 @@ static cedar_status put_frontier(const page *p, cedar_err *err) {
                "interactivity in tokens per second and user. Filled: on the front. Hollow: beaten. The upright line "
                "is the "
                "speed floor, crosses are the values there.");
-    cedar_status st = page_tables(p, open, false, err);
+    cedar_status st = page_table(p, "frontier_at", false, NULL, err);
+    if (!st) st = page_table(p, "floor", p->run_count > PAGE_FOLD, NULL, err);
     if (!st) st = page_table(p, "frontier", true, NULL, err);
     page_section_end(p);
     return st;
@@ -391,7 +392,7 @@ static cedar_status put_cache(const page *p, cedar_err *err) {
 }
 
 static cedar_status put_manifest(const page *p, cedar_err *err) {
-    static const char *const open[] = { "runs", "options_differ", NULL }, *const fold[] = { "options_same", NULL };
+    static const char *const of_runs[] = { "runs", "options_differ", NULL };
     static const char *const names[] = { "cedar version",    "commit",      "built from changed files",
                                          "compiler",         "build flags", "scenario",
                                          "scenario SHA-256", "overrides",   "machine",
@@ -420,8 +421,8 @@ static cedar_status put_manifest(const page *p, cedar_err *err) {
               p->to);
     }
     sqlite3_finalize(q);
-    if (!st) st = page_tables(p, open, false, err);
-    if (!st) st = page_tables(p, fold, true, err);
+    if (!st) st = page_tables(p, of_runs, p->run_count > PAGE_FOLD, err);
+    if (!st) st = page_table(p, "options_same", true, NULL, err);
     page_section_end(p);
     return st;
 }
@@ -610,10 +611,29 @@ static cedar_status count_rows(page *p, cedar_err *err) {
     return st;
 }
 
+/* page_runs: the runs whose requests and steps are shown one by one. */
+static cedar_status choose_runs(const page *p, cedar_err *err) {
+    char sql[128];
+    snprintf(sql, sizeof sql, "CREATE TEMP TABLE page_runs AS SELECT run_id FROM runs ORDER BY run_id LIMIT %d",
+             PAGE_RUNS);
+    return reports_run_sql(p->db, p->path, sql, "choosing runs", err);
+}
+
+/* What is shown of how much. */
+static void put_footer(const page *p) {
+    fprintf(p->to, "</main>\n<footer><p>Made by cedar from its database alone. Metrics are defined in docs/METRICS.md. "
+            "To keep the file small, requests and steps are shown of the first %d runs, as a sample where there are "
+            "many: %d points of a distribution, %d requests of a timeline, %d intervals of time and %d single steps "
+            "per run. Tables of metrics rest on all rows, and <code>cedar report FILE --csv NAME</code> gives every "
+            "row.</p></footer>\n", PAGE_RUNS, page_shared(p, PAGE_CURVE_POINTS), page_shared(p, PAGE_TIMELINE),
+            PAGE_TIME_BINS, page_step_rows(p));
+}
+
 static cedar_status put_page(page *p, cedar_err *err) {
     char title[256];
     cedar_status st = page_one_text(p, "SELECT scenario_path FROM manifest", title, sizeof title, err);
     if (!st) st = count_rows(p, err);
+    if (!st) st = choose_runs(p, err);
     if (st) return st;
     if (!*title) snprintf(title, sizeof title, "Unfinished database");
     put_head(p, title);
@@ -621,15 +641,7 @@ static cedar_status put_page(page *p, cedar_err *err) {
     put_navigation(p);
     for (int i = 0; i < SECTIONS && !st; i++)
         if (sections[i].there(p)) st = sections[i].put(p, err);
-    fprintf(p->to, "</main>\n<footer><p>Made by cedar from its database alone. Metrics are defined in "
-                   "docs/METRICS.md. To "
-            "keep the file small, charts show a sample where there is much: %d points of a distribution and %d "
-            "requests of "
-            "a timeline per run, %d intervals of time, %d single steps per run. Tables of metrics rest on all rows, "
-            "and "
-            "<code>cedar report FILE --csv NAME</code> gives every row.</p></footer>\n", page_shared(p,
-            PAGE_CURVE_POINTS),
-            page_shared(p, PAGE_TIMELINE), PAGE_TIME_BINS, page_step_rows(p));
+    put_footer(p);
     if (!st) st = page_data(p, err);
     fputs("<script>", p->to);
     page_file(p->to, _binary_chart_min_js_start, _binary_chart_min_js_end);

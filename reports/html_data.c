@@ -7,7 +7,7 @@
 #define CURVE(column) \
     "SELECT run_id, v, i * 1.0 / n FROM (SELECT run_id, " column " / 1e6 AS v, " \
     "ROW_NUMBER() OVER (PARTITION BY run_id ORDER BY " column ") AS i, COUNT(*) OVER (PARTITION BY run_id) AS n " \
-    "FROM v_request_times WHERE " column " IS NOT NULL) " \
+    "FROM v_request_times WHERE " column " IS NOT NULL AND run_id IN page_runs) " \
     "WHERE n <= ?1 OR i = 1 OR i = n OR i * ?1 / n <> (i - 1) * ?1 / n ORDER BY run_id, i"
 
 /* Every query yields the rows of one array of arrays; ?1 is its limit. */
@@ -22,12 +22,14 @@ static const struct {
     { "ttft", PAGE_CURVE_POINTS, true, CURVE("ttft_ns") },
     { "itl", PAGE_CURVE_POINTS, true, CURVE("itl_ns") },
     { "e2e", PAGE_CURVE_POINTS, true, CURVE("e2el_ns") },
-    { "frontier", 0, false,
+    { "frontier", PAGE_ARMS, false,
       "SELECT arm - 1, run_id, intvty_p90, total_tok_s, ttft_p90_ms, lanes, on_front, clock FROM v_frontier "
+      "WHERE arm IN (SELECT arm FROM v_frontier GROUP BY arm ORDER BY COUNT(DISTINCT lanes) > 1 DESC, arm LIMIT ?1) "
       "ORDER BY arm, intvty_p90, run_id" },
-    { "frontier_at", 0, false,
-      "SELECT arm - 1, floor_tok_s_user, total_tok_s, total_tok_s_linear, ttft_p90_ms FROM v_frontier_at ORDER BY arm"
-      },
+    { "frontier_at", PAGE_ARMS, false,
+      "SELECT arm - 1, floor_tok_s_user, total_tok_s, total_tok_s_linear, ttft_p90_ms FROM v_frontier_at "
+      "WHERE arm IN (SELECT arm FROM v_frontier GROUP BY arm ORDER BY COUNT(DISTINCT lanes) > 1 DESC, arm LIMIT ?1) "
+      "ORDER BY arm" },
     { "ladders", 0, false, "SELECT ladder_id, title, provenance FROM ladders ORDER BY ladder_id" },
     { "figures", 0, false,
       "SELECT ladder_id, rung, name, metric, context_tokens, value, lo, hi, unit, factor FROM v_ladder_figures "
@@ -46,11 +48,12 @@ static const struct {
     { "timeline", PAGE_TIMELINE, true,
       "SELECT run_id, lane, stream, turn, arrival_ns / 1e9, admit_ns / 1e9, first_ns / 1e9, last_ns / 1e9, trace_id,"
       " in_tokens, out_tokens, hit_tokens, replayed_tokens, error, phase FROM (SELECT *, "
-      "ROW_NUMBER() OVER (PARTITION BY run_id ORDER BY arrival_ns, request_id) AS i FROM requests) "
+      "ROW_NUMBER() OVER (PARTITION BY run_id ORDER BY arrival_ns, request_id) AS i FROM requests "
+      "WHERE run_id IN page_runs) "
       "WHERE i <= ?1 ORDER BY run_id, i" },
     { "steps", PAGE_TIME_BINS, false,
       "WITH span AS (SELECT run_id, MIN(start_ns) AS t0, MAX(end_ns) - MIN(start_ns) + 1 AS ns "
-      "FROM steps GROUP BY run_id) "
+      "FROM steps WHERE run_id IN page_runs GROUP BY run_id) "
       "SELECT run_id, (start_ns - t0) * ?1 / ns AS bin, (t0 + ns * 1.0 * ((start_ns - t0) * ?1 / ns) / ?1) / 1e9,"
       " SUM(prefill_rows - replayed_rows) * (?1 * 1e9 / ns), SUM(replayed_rows) * (?1 * 1e9 / ns),"
       " SUM(decode_rows) * (?1 * 1e9 / ns), SUM(kept_rows) * (?1 * 1e9 / ns), MAX(kv_bytes_used),"

@@ -9,6 +9,8 @@
 #include "reports/reports_int.h"
 
 enum {
+    PAGE_RUNS = 32,             /* runs whose requests and steps are shown one by one */
+    PAGE_ARMS = 24,             /* arms in the chart of fronts, those of several runs first */
     PAGE_CURVE_POINTS = 300,    /* per run and distribution, up to PAGE_FULL_RUNS runs */
     PAGE_TIMELINE = 400,        /* requests per run, likewise */
     PAGE_FULL_RUNS = 16,        /* more runs share the points of so many */

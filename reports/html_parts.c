@@ -7,8 +7,8 @@
 #include "base/hash.h"
 
 int page_shared(const page *p, int limit) {
-    int each = p->run_count > PAGE_FULL_RUNS ? limit * PAGE_FULL_RUNS / p->run_count : limit;
-    return each < 20 ? 20 : each;
+    int runs = p->run_count < PAGE_RUNS ? p->run_count : PAGE_RUNS;
+    return runs > PAGE_FULL_RUNS ? limit * PAGE_FULL_RUNS / runs : limit;
 }
 
 int page_step_rows(const page *p) {

@@ -108,12 +108,14 @@ static const reports_table tables[] = {
         { "QPS p90", REPORTS_NUMBER } } },
     { "lanes",
       "Time per lane",
-      "Sums over the requests of a lane, all phases: waiting for admission, prefill (to the first token), decode.",
+      "Sums over the requests of a lane, all phases: waiting for admission, prefill (to the first token), decode. Of "
+      "the runs whose requests are shown.",
       "SELECT printf('%d %s', u.run_id, u.label), r.lane, COUNT(*), SUM(r.error <> ''),"
       " SUM(CASE WHEN admit_ns >= 0 THEN admit_ns - arrival_ns END) / 1e9,"
       " SUM(CASE WHEN first_ns >= 0 AND admit_ns >= 0 THEN first_ns - admit_ns END) / 1e9,"
       " SUM(CASE WHEN first_ns >= 0 AND last_ns >= 0 THEN last_ns - first_ns END) / 1e9 "
-      "FROM requests r JOIN runs u USING (run_id) GROUP BY u.run_id, r.lane ORDER BY u.run_id, r.lane",
+      "FROM requests r JOIN runs u USING (run_id) WHERE u.run_id IN page_runs "
+      "GROUP BY u.run_id, r.lane ORDER BY u.run_id, r.lane",
       { { "run", REPORTS_TEXT },
         { "lane", REPORTS_COUNT },
         { "requests", REPORTS_COUNT },
@@ -361,11 +363,12 @@ static const reports_table tables[] = {
       { { "option", REPORTS_TEXT }, { "value", REPORTS_TEXT } } },
     { "options_differ",
       "Options that differ between runs",
-      "",
+      "Of the runs whose requests are shown.",
       "WITH o AS (SELECT run_id, label, id, key, COALESCE(value, 'null') AS value FROM runs, "
       "json_each(CASE WHEN json_valid(config_json) THEN config_json ELSE '{}' END)) "
       "SELECT " RUN_NAME ", key, value FROM o WHERE key NOT IN (SELECT key FROM o GROUP BY key "
-      "HAVING COUNT(DISTINCT value) = 1 AND COUNT(*) = (SELECT COUNT(*) FROM runs)) ORDER BY run_id, id",
+      "HAVING COUNT(DISTINCT value) = 1 AND COUNT(*) = (SELECT COUNT(*) FROM runs)) AND run_id IN page_runs "
+      "ORDER BY run_id, id",
       { { "run", REPORTS_TEXT }, { "option", REPORTS_TEXT }, { "value", REPORTS_TEXT } } }
 };
 

@@ -41,13 +41,12 @@ static const reports_table tables[] = {
       "Single steps",
       "Evenly spaced over each run, and the ten slowest of each; all of them where a run has no more. A heading sorts.",
       "WITH RECURSIVE k(i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM k WHERE i + 1 < ?1), "
-      "span AS (SELECT run_id, MIN(step_id) AS first, MAX(step_id) + 1 - MIN(step_id) AS wide FROM steps GROUP BY "
-      "run_id), "
+      "span AS (SELECT run_id, MIN(step_id) AS first, MAX(step_id) + 1 - MIN(step_id) AS wide FROM steps "
+      "WHERE run_id IN page_runs GROUP BY run_id), "
+      "slow AS (SELECT run_id, step_id, ROW_NUMBER() OVER (PARTITION BY run_id ORDER BY duration_ns DESC, step_id) "
+      "AS i FROM steps WHERE run_id IN page_runs), "
       "picked AS (SELECT run_id, (SELECT MIN(step_id) FROM steps s WHERE s.run_id = span.run_id AND s.step_id >= "
-      "first + k.i * wide / ?1) AS step_id FROM span, k UNION SELECT u.run_id, s.step_id FROM runs u JOIN steps s ON "
-      "s.run_id = u.run_id AND s.step_id IN (SELECT step_id FROM steps WHERE run_id = u.run_id ORDER BY duration_ns "
-      "DESC, "
-      "step_id LIMIT 10)) "
+      "first + k.i * wide / ?1) AS step_id FROM span, k UNION SELECT run_id, step_id FROM slow WHERE i <= 10) "
       "SELECT u.run_id || ' ' || u.label, step_id, CASE WHEN prefill_rows = 0 THEN 'decode' WHEN decode_rows = 0 THEN "
       "'prefill' ELSE 'mixed' END, graph, start_ns / 1e9, duration_ns / 1e6, rows, prefill_rows - replayed_rows,"
       " replayed_rows, decode_rows, kept_rows, entries, s.waiting, s.engine, s.steps "

@@ -372,7 +372,8 @@ static void write_point(const cedar_observer *o, int64_t id, const char *replay,
     char label[32], config[200];
     snprintf(label, sizeof label, "%s %lld", replay, (long long)id);
     snprintf(config, sizeof config, "{\"label\":\"%s\",\"rules\":\"plain\",\"lanes\":%lld,\"seed\":42,"
-             "\"replay\":\"%s\",\"window_cache_bytes\":%d}", label, (long long)id, replay, strcmp(replay, "exact") ? 0 : 2000);
+             "\"replay\":\"%s\",\"window_cache_bytes\":%d}",
+             label, (long long)id, replay, strcmp(replay, "exact") ? 0 : 2000);
     cedar_run_row run = run_row(id, label, replay);
     run.config_json = config, run.lanes = (uint32_t)id, run.floor_milli_tok_s_user = 150000, run.floor_percentile = 90;
     OK(o->run_begin(o->self, &run, &err));
@@ -401,9 +402,8 @@ START_TEST(test_fronts) {
     OK(o->run_begin(o->self, &run, &err));
     OK(cedar_store_close(s, true, &err));
     sqlite3 *db = open_plain();
-    check_text(db, "SELECT group_concat(run_id) FROM "
-               "(SELECT run_id FROM v_frontier WHERE on_front ORDER BY intvty_p90)",
-               "6,5,10,4,3,8,2,1");
+    check_text(db, "SELECT group_concat(run_id) FROM (SELECT run_id FROM v_frontier WHERE on_front "
+                   "ORDER BY intvty_p90)", "6,5,10,4,3,8,2,1");
     check_text(db, "SELECT arm || arm_label || runs FROM v_arms WHERE run_id = 5", "1exact11");
     check_text(db, "SELECT arm || arm_label || runs || exact_run FROM v_arms WHERE run_id = 12", "2both 313");
     WANT(db, "v_frontier_at", { "points", 11 }, { "knots", 8 }, { "floor_tok_s_user", 150 }, { "COUNT(*)", 1 });

@@ -67,22 +67,27 @@ TABLES = {
     "population": ("ttcccccccctt", """SELECT p.run_id || ' ' || p.label, p.status, p.requests, p.kept, p.excluded_phase,
         p.excluded_error, p.kept_osl_0, p.kept_osl_1, p.requests_unfinished, p.sessions_unfinished, v.ttft_guidance,
         CASE v.valid WHEN 1 THEN 'yes' ELSE 'no' END FROM v_population p, v_validity v WHERE p.run_id = v.run_id"""),
-    "expectations": ("ttt", "SELECT CASE ok WHEN 1 THEN 'holds' ELSE 'FAILS' END, what, detail FROM expectations ORDER BY ok, expect_id"),
+    "expectations": ("ttt", "SELECT CASE ok WHEN 1 THEN 'holds' ELSE 'FAILS' END, what, detail FROM expectations "
+                            "ORDER BY ok, expect_id"),
     "latency": ("ttccccnnnnnnn", "SELECT " + RUN + """, metric, n, excluded_phase, excluded_error, excluded_undefined,
         mean_ns / 1e6, p50_ns / 1e6, p75_ns / 1e6, p90_ns / 1e6, p95_ns / 1e6, p99_ns / 1e6, std_ns / 1e6
         FROM v_latency"""),
     "floor": ("ttncntnnn", "SELECT " + CLOCKED.replace("run_id", "f.run_id").replace("label", "f.label") + """,
         f.floor_mode, f.floor_tok_s_user, f.floor_percentile, f.tok_s_user, CASE f.met WHEN 1 THEN 'yes' ELSE 'NO' END,
         f.ttft_p50_ms, f.ttft_p90_ms, f.total_tok_s FROM v_floor f JOIN runs USING (run_id)"""),
-    "frontier": ("ttcnnnnnt", """SELECT arm_label || CASE clock WHEN 'modelled' THEN ' (modelled)' ELSE '' END, """ + RUN +
+    "frontier": ("ttcnnnnnt", """SELECT arm_label || CASE clock WHEN 'modelled' THEN ' (modelled)' ELSE '' END,
+        """ + RUN +
         """, lanes, intvty_p90, total_tok_s, ttft_p50_ms, ttft_p90_ms, floor_tok_s_user,
         CASE on_front WHEN 1 THEN 'yes' ELSE 'no' END FROM v_frontier"""),
     "frontier_at": ("tnnnnccnn", """SELECT arm_label || CASE clock WHEN 'modelled' THEN ' (modelled)' ELSE '' END,
-        floor_tok_s_user, total_tok_s, total_tok_s_linear, ttft_p90_ms, points, knots, x_min, x_max FROM v_frontier_at"""),
+        floor_tok_s_user, total_tok_s, total_tok_s_linear, ttft_p90_ms, points, knots, x_min, x_max FROM
+            v_frontier_at"""),
     "steps": ("tcccnnsssncc", "SELECT " + RUN + """, steps, trimmed_steps, rows, rows_per_step, entries_per_step,
         replayed_share, kept_share, busy_share, rows_per_busy_s, waiting_max, running_max FROM v_steps"""),
-    "quality": ("tcceeeeeeescsgeseg", "SELECT " + RUN + """, positions, requests, kl_mean, kl_mean_se, kl_p50, kl_p90, kl_p99,
-        kl_p999, kl_max, top1_rate, decisive_n, decisive_rate, dlogp_mean, dlogp_mean_se, dlogp_over_01, ratio_max, ppl_delta
+    "quality": ("tcceeeeeeescsgeseg", "SELECT " + RUN + """, positions, requests, kl_mean, kl_mean_se, kl_p50,
+        kl_p90, kl_p99,
+        kl_p999, kl_max, top1_rate, decisive_n, decisive_rate, dlogp_mean, dlogp_mean_se, dlogp_over_01, ratio_max,
+            ppl_delta
         FROM v_quality WHERE positions > 0"""),
     "cache": ("tcccssccsbbn", """SELECT c.run_id || ' ' || c.label, in_tokens, matched_tokens, hit_tokens, hit_rate,
         hit_rate_theory, replayed_tokens, trimmed_tokens, trimmed_share, kv_bytes_peak, window_bytes_peak, window_per_kv
@@ -93,18 +98,22 @@ TABLES = {
         docs, positions, kl_mean, kl_lo, kl_hi, kl_p50, kl_p99, kl_p999, kl_max, top1_rate, decisive_n, decisive_rate,
         top5_jaccard, dlogp_mean, ppl_delta, verdict FROM v_audit"""),
     "ladder-1": ("tnnnnnnnnnnnce", """SELECT rung || ' ' || name, ttft_1k_ms, ttft_4k_ms, ttft_8k_ms, ttft_32k_ms,
-        ttft_128k_ms, ttft_128k_factor, itl_ms, itl_factor, tok_s_gpu_at_floor, tok_s_gpu_factor, tok_s_gpu_factor_first,
+        ttft_128k_ms, ttft_128k_factor, itl_ms, itl_factor, tok_s_gpu_at_floor, tok_s_gpu_factor,
+            tok_s_gpu_factor_first,
         kv_tokens_max, kl_mean FROM v_ladder WHERE ladder_id = 1"""),
-    "ladder_figures-1": ("ttcnnntcnnt", """SELECT rung || ' ' || name, metric, context_tokens, value, lo, hi, unit, n, factor,
+    "ladder_figures-1": ("ttcnnntcnnt", """SELECT rung || ' ' || name, metric, context_tokens, value, lo, hi, unit,
+        n, factor,
         factor_first, note FROM v_ladder_figures WHERE ladder_id = 1"""),
     "claims_summary": ("ttcnn", """SELECT verdict, provenance, claims, ratio_least, ratio_most FROM v_claims_summary
         ORDER BY verdict = 'not tested', verdict, provenance"""),
-    "claims": ("ctttt" "nnnntnc" "tttttt", """SELECT claim_id, verdict, provenance, metric, condition, published, ours, lo,
+    "claims": ("ctttt" "nnnntnc" "tttttt", """SELECT claim_id, verdict, provenance, metric, condition, published,
+        ours, lo,
         hi, unit, ratio, n, why, model, hardware, engine, source, date FROM v_claims
         ORDER BY verdict = 'not tested', claim_id"""),
     "sensitivity": ("cttnntnnnnn", """SELECT claim_id, metric, condition, published, ours, assumption, setting_lo,
         setting_hi, ours_lo, ours_hi, swing FROM v_claim_sensitivity"""),
-    "claim_points": ("tttttcnnnnntt", """SELECT metric || ', ' || unit, series, source, hardware, axis, x, published, ours,
+    "claim_points": ("tttttcnnnnntt", """SELECT metric || ', ' || unit, series, source, hardware, axis, x, published,
+        ours,
         lo, hi, ratio, provenance, verdict FROM v_claim_points WHERE tested > 1"""),
 }
 for twin in ("ladder", "ladder_figures"):
@@ -175,7 +184,8 @@ def ladder_figures(db, ladder):
 
 
 def ladder_charts(db, ladder):
-    names = dict(rows(db, "SELECT rung, rung || ' ' || name FROM ladder_rungs WHERE ladder_id = ? ORDER BY rung", ladder))
+    names = dict(rows(db, "SELECT rung, rung || ' ' || name FROM ladder_rungs WHERE ladder_id = ? ORDER BY rung",
+        ladder))
     figures = ladder_figures(db, ladder)
     curves = {names[r]: sorted((c, v) for (rung, metric, c), v in figures.items() if rung == r and metric == "ttft")
               for r in names}
@@ -187,7 +197,7 @@ def ladder_charts(db, ladder):
     return curves, factors
 
 
-# --- comparing ---------------------------------------------------------------------------------------------------------
+# --- comparing --------------------------------------------------------------------------------------------------------
 
 def same(a, b):
     if a is None or b is None or isinstance(a, str) or isinstance(b, str):

@@ -18,12 +18,13 @@ import subprocess
 import sys
 import time
 
+sys.dont_write_bytecode = True
 sys.path.insert(0, os.path.dirname(__file__))
 import expected as want                                             # noqa: E402
 from chromium import Chromium, Failure, Page                        # noqa: E402
 
 LOOK = os.path.join(os.path.dirname(__file__), "page.js")
-CURVES_MAX, TIMELINE_MAX, FULL_RUNS, CONTRAST = 300, 400, 16, 4.5
+CURVES_MAX, TIMELINE_MAX, CONTRAST = 300, 400, 4.5
 BYTES_MAX = 3 << 20                                                 # of any page
 # name, scenario, options on the command line, exit codes that are fine (2: an expectation fails on a shortened run)
 SUBJECTS = [
@@ -93,11 +94,9 @@ def curve_differs(got, wanted, limit):
 
 def curves(db, column, sets):
     wanted = want.times(db, column)
-    runs = want.rows(db, "SELECT COUNT(*) FROM runs")[0][0]
-    limit = CURVES_MAX * FULL_RUNS // runs if runs > FULL_RUNS else CURVES_MAX
     if set(sets) != set(wanted):
         return "curves %s instead of %s" % (sorted(sets), sorted(wanted))
-    return [name + ": " + why for name in wanted for why in [curve_differs(sets[name], wanted[name], limit)] if why]
+    return [name + ": " + why for name in wanted for why in [curve_differs(sets[name], wanted[name], CURVES_MAX)] if why]
 
 
 def frontier_chart(db, sets):
@@ -108,7 +107,8 @@ def frontier_chart(db, sets):
     crosses = sorted(p for name, points in sets.items() if name.endswith(" at the floor") for p in points)
     return (want.first_difference(got, sorted(front for front, _ in fronts)) or
             want.first_difference(beaten, sorted(rest for _, rest in fronts if rest)) or
-            want.first_difference(crosses, sorted(want.rows(db, """SELECT floor_tok_s_user, total_tok_s FROM v_frontier_at
+            want.first_difference(crosses, sorted(want.rows(db, """SELECT floor_tok_s_user, total_tok_s FROM
+                v_frontier_at
                                                                    WHERE total_tok_s IS NOT NULL"""))))
 
 
@@ -150,7 +150,8 @@ def explore_chart(db, chart):
                WHERE duration_ns > 0""")}
     wrong = [p for p in points if (p[0], p[1]) not in known or not want.same(p[2], known[p[0], p[1]][0])
              or not want.same(p[3], known[p[0], p[1]][1])]
-    slowest = want.rows(db, """SELECT u.run_id || ' ' || u.label, step_id FROM runs u, steps s WHERE s.run_id = u.run_id AND
+    slowest = want.rows(db, """SELECT u.run_id || ' ' || u.label, step_id FROM runs u, steps s WHERE s.run_id =
+        u.run_id AND
         s.step_id = (SELECT step_id FROM steps WHERE run_id = u.run_id ORDER BY duration_ns DESC, step_id LIMIT 1)""")
     missing = set(slowest) - {(p[0], p[1]) for p in points}
     if wrong:
@@ -176,7 +177,17 @@ def bars(db, chart, sql, pairs=False):
     return want.first_difference(got, wanted)
 
 
-ARM = "a.arm_id || ' ' || a.label"
+def ladder_curves(db, chart, sets):
+    wanted = want.ladder_charts(db, int(chart["id"][9:]))[0]
+    if list(wanted) != list(sets):
+        return "rungs %s instead of %s" % (list(sets), list(wanted))
+    return want.first_difference(list(sets.values()), list(wanted.values()))
+
+
+def claim_ratios(db, chart, _sets):
+    got = sorted((p["claim"], p["x"]) for one in chart["sets"] for p in one["data"])
+    return want.first_difference(got, want.rows(db, """SELECT claim_id, ours / published FROM claims WHERE ours > 0
+        AND condition NOT LIKE '%concurrency=%' AND condition NOT LIKE '%prompt %K%' ORDER BY 1"""))
 
 
 def claim_points(db, chart, sets):
@@ -189,63 +200,63 @@ def claim_points(db, chart, sets):
     return want.first_difference(list(sets.values()), [[(x, p) for x, p, _ in points], [(x, o) for x, _, o in points]])
 
 
+def replay_lengths(db, _chart, sets):
+    return want.first_difference(list(sets.values())[0], want.rows(
+        db, "SELECT rows, CASE WHEN kl_mean > 0 THEN kl_mean END FROM v_audit_length ORDER BY rows, arm_id"))
+
+
+def by_run(value, view, order):
+    """Series by run over the bins of a view."""
+    sql = "SELECT q.run_id || ' ' || u.label, %s FROM %s q JOIN runs u USING (run_id) ORDER BY q.run_id, %s"
+    return lambda db, _chart, sets: binned(db, sets, sql % (value, view, order), (order, view))
+
+
+def by_arm(x, view):
+    sql = ("SELECT arm_id || ' ' || label, %s, kl_mean FROM %s JOIN audit_arms USING (audit_id, arm_id) "
+           "ORDER BY arm_id, %s")
+    return lambda db, _chart, sets: audit_sets(db, sets, sql % (x, view, x))
+
+
+def in_bars(sql, pairs=False):
+    return lambda db, chart, _sets: bars(db, chart, sql, pairs)
+
+
+SHARE = "positions * 1.0 / (SELECT COUNT(*) FROM quality x WHERE x.run_id = q.run_id)"
+# What a chart must hold, by the beginning of its id.
+CHARTS = {
+    "c-ttft": lambda db, _chart, sets: curves(db, "ttft", sets),
+    "c-itl": lambda db, _chart, sets: curves(db, "itl", sets),
+    "c-e2e": lambda db, _chart, sets: curves(db, "e2e", sets),
+    "c-frontier": lambda db, _chart, sets: frontier_chart(db, sets),
+    "c-kl": by_run("kl_mean", "v_quality_offset", "bin"),
+    "c-top1": by_run("top1_rate", "v_quality_offset", "bin"),
+    "c-hist": by_run(SHARE, "v_kl_histogram", "bucket"),
+    "c-turn": by_run("kl_mean", "v_quality_turn", "turn"),
+    "c-hit": in_bars("SELECT run_id || ' ' || label, hit_rate, hit_rate_theory FROM v_cache"),
+    "c-peak": in_bars("SELECT run_id || ' ' || label, kv_bytes_peak, window_bytes_peak FROM v_memory"),
+    "c-steps": lambda db, _chart, sets: steps_chart(db, sets),
+    "c-memory": lambda db, _chart, sets: memory_chart(db, sets),
+    "c-explore": lambda db, chart, _sets: explore_chart(db, chart),
+    "c-ladder-": ladder_curves,
+    "c-factors-": lambda db, chart, sets: want.first_difference(
+        list(sets.values()), want.ladder_charts(db, int(chart["id"][10:]))[1]),
+    "c-claims": claim_ratios,
+    "c-sensitivity": in_bars("""SELECT assumption, ours_lo, ours_hi FROM claim_sensitivity JOIN claims USING (claim_id)
+        WHERE published = 5.3 ORDER BY ABS(ours_hi - ours_lo) DESC""", pairs=True),
+    "c-points-": claim_points,
+    "c-profile": by_arm('"offset"', "v_audit_profile"),
+    "c-audit-turn": by_arm("turn", "v_audit_turn"),
+    "c-length": replay_lengths,
+    "c-work": in_bars("SELECT arm_id || ' ' || label, prompt_work FROM v_audit_cost"),
+    "c-windows": in_bars("SELECT arm_id || ' ' || label, window_bytes, kv_bytes FROM v_audit_cost"),
+}
+
+
 def chart_differs(db, chart):
-    sets, name = points_of(chart), chart["id"]
-    run = "q.run_id || ' ' || u.label"
-    join = " q JOIN runs u USING (run_id) ORDER BY q.run_id, "
-    arms = " v JOIN audit_arms a USING (audit_id, arm_id) ORDER BY v.arm_id, "
-    if name in ("c-ttft", "c-itl", "c-e2e"):
-        return curves(db, name[2:], sets)
-    if name == "c-frontier":
-        return frontier_chart(db, sets)
-    if name == "c-kl":
-        return binned(db, sets, "SELECT " + run + ", kl_mean FROM v_quality_offset" + join + "bin", ("bin", "v_quality_offset"))
-    if name == "c-top1":
-        return binned(db, sets, "SELECT " + run + ", top1_rate FROM v_quality_offset" + join + "bin",
-                      ("bin", "v_quality_offset"))
-    if name == "c-hist":
-        return binned(db, sets, "SELECT " + run + ", positions * 1.0 / (SELECT COUNT(*) FROM quality x WHERE x.run_id = q.run_id)"
-                      " FROM v_kl_histogram" + join + "bucket", ("bucket", "v_kl_histogram"))
-    if name == "c-turn":
-        return binned(db, sets, "SELECT " + run + ", kl_mean FROM v_quality_turn" + join + "turn", ("turn", "v_quality_turn"))
-    if name == "c-hit":
-        return bars(db, chart, "SELECT " + run.replace("u.", "q.") + ", hit_rate, hit_rate_theory FROM v_cache q")
-    if name == "c-peak":
-        return bars(db, chart, "SELECT " + run.replace("u.", "q.") + ", kv_bytes_peak, window_bytes_peak FROM v_memory q")
-    if name == "c-steps":
-        return steps_chart(db, sets)
-    if name == "c-memory":
-        return memory_chart(db, sets)
-    if name == "c-explore":
-        return explore_chart(db, chart)
-    if name.startswith("c-ladder-"):
-        wanted, got = want.ladder_charts(db, int(name[9:]))[0], sets
-        return None if list(wanted) == list(got) and not want.first_difference(list(got.values()), list(wanted.values())) \
-            else "TTFT by rung is %s instead of %s" % (got, wanted)
-    if name.startswith("c-factors-"):
-        return want.first_difference(list(sets.values()), want.ladder_charts(db, int(name[10:]))[1])
-    if name == "c-claims":
-        got = sorted((p["claim"], p["x"]) for one in chart["sets"] for p in one["data"])
-        return want.first_difference(got, want.rows(db, "SELECT claim_id, ours / published FROM claims WHERE ours > 0"
-                                                        " AND condition NOT LIKE '%concurrency=%' AND condition NOT LIKE"
-                                                        " '%prompt %K%' ORDER BY 1"))
-    if name == "c-sensitivity":
-        return bars(db, chart, "SELECT s.assumption, s.ours_lo, s.ours_hi FROM claim_sensitivity s JOIN claims USING (claim_id)"
-                    " WHERE published = 5.3 ORDER BY ABS(ours_hi - ours_lo) DESC", pairs=True)
-    if name.startswith("c-points-"):
-        return claim_points(db, chart, sets)
-    if name == "c-profile":
-        return audit_sets(db, sets, "SELECT " + ARM + ', "offset", kl_mean FROM v_audit_profile' + arms + '"offset"')
-    if name == "c-audit-turn":
-        return audit_sets(db, sets, "SELECT " + ARM + ", turn, kl_mean FROM v_audit_turn" + arms + "turn")
-    if name == "c-length":
-        return want.first_difference(list(sets.values())[0], want.rows(
-            db, "SELECT rows, CASE WHEN kl_mean > 0 THEN kl_mean END FROM v_audit_length ORDER BY rows, arm_id"))
-    if name == "c-work":
-        return bars(db, chart, "SELECT arm_id || ' ' || label, prompt_work FROM v_audit_cost")
-    if name == "c-windows":
-        return bars(db, chart, "SELECT arm_id || ' ' || label, window_bytes, kv_bytes FROM v_audit_cost")
-    return "nothing is known about it"
+    kind = re.sub(r"\d+$", "", chart["id"]) if chart["id"] not in CHARTS else chart["id"]
+    if kind not in CHARTS:
+        return "nothing is known about it"
+    return CHARTS[kind](db, chart, points_of(chart))
 
 
 # Charts that stay away when there is nothing to draw: the query says whether there is something.
@@ -281,7 +292,8 @@ def drawings(page, db):
         if len(titles) != wanted:
             found.append("%s: %d shapes with a hint instead of %d" % (kind, len(titles), wanted))
         if kind == "timeline" and titles:
-            first, arrival, tokens = want.rows(db, """SELECT first_ns, arrival_ns, in_tokens FROM requests WHERE run_id = 1
+            first, arrival, tokens = want.rows(db, """SELECT first_ns, arrival_ns, in_tokens FROM requests WHERE
+                run_id = 1
                 ORDER BY lane, arrival_ns, request_id LIMIT 1""")[0]
             if "TTFT" in titles[0] and "%d tokens in" % tokens not in titles[0]:
                 found.append("timeline: the first hint lacks %d tokens: %r" % (tokens, titles[0]))
@@ -379,7 +391,8 @@ def keys_work(page, _db):
             found.append("a space does not hide a curve")
         press(".legend button", " ", 32, " ")
     page.evaluate("localStorage.clear()")
-    table = page.evaluate("([...document.querySelectorAll('table.explore')].sort((a, b) => b.rows.length - a.rows.length)[0]"
+    table = page.evaluate("([...document.querySelectorAll('table.explore')].sort((a, b) => b.rows.length - "
+                          "a.rows.length)[0]"
                           " || {}).id")
     if table:
         column = page.evaluate("""[...document.getElementById('%s').rows[0].cells].findIndex((cell) =>
@@ -436,24 +449,33 @@ MUTANTS = [
     ("a faint axis", contrast, "(() => { const c = Chart.getChart('c-ttft');"
      " c.config.options.scales.x.ticks.color = 'rgb(170, 170, 170)'; c.update(); })()"),
     ("a stop left out", keyboard, "document.querySelector('.scroll').tabIndex = -1"),
-    ("no outline", keyboard, "document.head.insertAdjacentHTML('beforeend', '<style>*:focus { outline: none !important }"
+    ("no outline", keyboard, "document.head.insertAdjacentHTML('beforeend', '<style>*:focus { outline: none "
+                             "!important }"
      "</style>')"),
-    ("a trap", keyboard, "document.querySelector('#pick-timeline').addEventListener('keydown', (e) => e.preventDefault())"),
+    ("a trap", keyboard, "document.querySelector('#pick-timeline').addEventListener('keydown', (e) => "
+                         "e.preventDefault())"),
     ("a button without a name", keyboard, "(() => { const b = document.querySelector('.legend button');"
      " b.textContent = ''; })()"),
     ("a choice that chooses nothing", keys_work, "document.querySelectorAll('.filters select').forEach((s) => {"
      " s.dispatchEvent = () => 0; })"),
-    ("a table that does not sort", keys_work, "document.querySelectorAll('table.explore tbody').forEach((b) => { b.append = () => 0; })"),
+    ("a table that does not sort", keys_work, "document.querySelectorAll('table.explore tbody').forEach((b) => { "
+                                              "b.append = () => 0; })"),
 ]
 
 
-# --- the same numbers elsewhere ----------------------------------------------------------------------------------------
+# --- the same numbers elsewhere ---------------------------------------------------------------------------------------
+
+def printed(cedar, path, *how):
+    """A report on the standard output, wide enough for every column."""
+    return subprocess.run([cedar, "report", path, *how], capture_output=True, text=True, check=False,
+                          env=dict(os.environ, COLUMNS="400")).stdout
+
 
 def csv_differs(cedar, path, db):
     found = []
     views = [name for (name,) in want.rows(db, "SELECT name FROM sqlite_schema WHERE type = 'view' ORDER BY 1")]
     for view in views:
-        text = subprocess.run([cedar, "report", path, "--csv", view], capture_output=True, text=True, check=False).stdout
+        text = printed(cedar, path, "--csv", view)
         got = list(csv.reader(io.StringIO(text)))
         cursor = db.execute("SELECT * FROM " + view)
         names, wanted = [c[0] for c in cursor.description], cursor.fetchall()
@@ -471,8 +493,7 @@ def csv_differs(cedar, path, db):
 
 def text_differs(cedar, path, db):
     """Every answer, and every number of the summary, is in the text report."""
-    env = dict(os.environ, COLUMNS="400")
-    text = subprocess.run([cedar, "report", path, "--text"], capture_output=True, text=True, env=env, check=False).stdout
+    text = printed(cedar, path, "--text")
     words = " ".join(text.split())
     found = ["no answer %r" % answer for (answer,) in want.rows(db, "SELECT answer FROM v_answers")
              if " ".join(answer.split()) not in words]
@@ -492,7 +513,7 @@ def printed_fronts(out, db):
     return None if printed and printed == view else "the scenario prints %s, the view has %s" % (printed, view)
 
 
-# --- the run -----------------------------------------------------------------------------------------------------------
+# --- the run ----------------------------------------------------------------------------------------------------------
 
 def make_database(cedar, out, name, scenario, options, fine):
     path = os.path.join(out, name + ".db")
@@ -500,7 +521,8 @@ def make_database(cedar, out, name, scenario, options, fine):
                          check=False)
     if run.returncode not in fine:
         raise Failure("%s ends with %d: %s" % (scenario, run.returncode, run.stderr[-300:]))
-    subprocess.run([cedar, "report", path, "-o", os.path.join(out, name + ".html")], check=True, stderr=subprocess.DEVNULL)
+    subprocess.run([cedar, "report", path, "-o", os.path.join(out, name + ".html")], check=True,
+                   stderr=subprocess.DEVNULL)
     return path, run.stdout
 
 
@@ -530,7 +552,7 @@ def pictures(page, out, name):
 
 def test(browser, cedar, out, subject, tally):
     name, html = subject[0], os.path.join(out, subject[0] + ".html")
-    path, printed = make_database(cedar, out, *subject)
+    path, said = make_database(cedar, out, *subject)
     db = want.open_database(path)
     page = opened(browser, html)
     for what, check in CHECKS:
@@ -543,7 +565,7 @@ def test(browser, cedar, out, subject, tally):
     tally.check(name + ": --csv has the same numbers", csv_differs(cedar, path, db))
     tally.check(name + ": --text has the same numbers", text_differs(cedar, path, db))
     if name == "frontier":
-        tally.check("fronts are read as the scenario reads them", printed_fronts(printed, db))
+        tally.check("fronts are read as the scenario reads them", printed_fronts(said, db))
     return db
 
 
