@@ -278,6 +278,10 @@ kills() {
             continue
         fi
         same "killed after $delay/10 s: integrity" "$(sqlite3 "$out/k$k.db" 'PRAGMA integrity_check')" ok
+        if [ -z "$(sql "$out/k$k.db" 'SELECT finished FROM manifest')" ]; then
+            skip "kill after $delay/10 s: before the manifest"
+            continue
+        fi
         same "killed after $delay/10 s: not finished" "$(sql "$out/k$k.db" 'SELECT finished FROM manifest')" 0
         exits "killed after $delay/10 s: the report says so" 0 'NOT finished' \
             sh -c '"$1" report "$2" | tr "\n" " "' sh "$cedar" "$out/k$k.db"
