@@ -8,8 +8,8 @@
 /* In the order of docs/METRICS.md; the tables follow the views. */
 static const char *const view_names[] = {
     "v_summary", "v_population", "v_request_times", "v_latency", "v_interactivity", "v_throughput", "v_qps",
-    "v_qps_windows", "v_cache", "v_misses", "v_steps", "v_engines", "v_memory", "v_quality", "v_quality_offset",
-    "v_quality_turn", "v_quality_depth", "v_kl_histogram", "v_sessions", "v_validity", "v_floor",
+    "v_qps_windows", "v_cache", "v_misses", "v_steps", "v_engines", "v_speculation", "v_memory", "v_quality",
+    "v_quality_offset", "v_quality_turn", "v_quality_depth", "v_kl_histogram", "v_sessions", "v_validity", "v_floor",
     "v_audit", "v_audit_excess", "v_audit_offset", "v_audit_profile", "v_audit_turn", "v_audit_depth", "v_audit_suffix",
     "v_audit_length", "v_audit_globals", "v_audit_map", "v_audit_layers", "v_audit_greedy", "v_audit_drafts",
     "v_audit_needles", "v_audit_cost",

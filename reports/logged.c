@@ -51,15 +51,20 @@ static cedar_status read_options(reader *r, const cedar_json *o, uint32_t window
     cedar_logged_run *run = r->run;
     char where[64];
     const char *cut = "", *graphs = "";
-    int64_t decoder_rows = 0, chunk = 0;
+    int64_t decoder_rows = 0, chunk = 0, drafts = 0;
     bool cache = false;
     snprintf(where, sizeof where, "options of run %lld", (long long)run->run_id);
     cedar_status st = cedar_json_string(o, where, "cut", &cut, r->err);
     if (!st) st = cedar_json_string(o, where, "graphs", &graphs, r->err);
     if (!st) st = cedar_json_int(o, where, "decoder_rows", 0, UINT32_MAX, &decoder_rows, r->err);
     if (!st) st = cedar_json_int(o, where, "chunk_tokens", 0, UINT32_MAX, &chunk, r->err);
+    if (!st) st = cedar_json_int(o, where, "draft_tokens", 0, UINT32_MAX, &drafts, r->err);
     if (!st) st = cedar_json_bool(o, where, "prefix_cache", &cache, r->err);
     if (st) return st;
+    if (drafts)
+        return cedar_fail(r->err, CEDAR_E_ARG, "%s: run %lld has draft_tokens = %lld: which rows its steps fed is not "
+                          "logged; calibrate with runs without drafts", r->path, (long long)run->run_id,
+                          (long long)drafts);
     snprintf(run->cut, sizeof run->cut, "%s", cut);
     snprintf(run->graphs, sizeof run->graphs, "%s", graphs);
     bool decoder = !strcmp(run->replay, "decoder") || !strcmp(run->replay, "both");

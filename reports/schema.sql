@@ -123,6 +123,8 @@ CREATE TABLE requests (                     -- one row per request; counts are n
     trimmed_tokens   INTEGER NOT NULL,  -- prompt rows that skipped the late layers
     prefill_steps    INTEGER NOT NULL,
     decode_steps     INTEGER NOT NULL,
+    drafted_tokens   INTEGER NOT NULL,  -- drafts that decode steps fed beside the sampled tokens
+    accepted_tokens  INTEGER NOT NULL,  -- those of them that stayed
     blocks_total     INTEGER NOT NULL,
     blocks_hit_theory INTEGER NOT NULL, -- infinite cache, one seen-set per trace
     provenance_depth INTEGER NOT NULL,   -- earlier replays that produced adopted rows

@@ -191,6 +191,15 @@ FROM stepped t JOIN runs u USING (run_id) JOIN v_population p USING (run_id) JOI
      LEFT JOIN served v ON v.run_id = t.run_id AND v.engine = t.engine
 ORDER BY u.run_id, t.engine;
 
+CREATE VIEW v_speculation AS                -- per run with drafts, kept requests: what became of them
+SELECT u.run_id, u.label, COUNT(*) AS n, SUM(r.decode_steps) AS decode_steps, SUM(r.drafted_tokens) AS drafted_tokens,
+       SUM(r.accepted_tokens) AS accepted_tokens,
+       CAST(SUM(r.accepted_tokens) AS REAL) / SUM(r.drafted_tokens) AS acceptance_rate,
+       1 + CAST(SUM(r.accepted_tokens) AS REAL) / SUM(r.decode_steps) AS acceptance_length
+FROM runs u JOIN requests r USING (run_id)
+WHERE r.phase = 'profiling' AND r.error = ''
+GROUP BY u.run_id HAVING SUM(r.drafted_tokens) > 0 ORDER BY u.run_id;
+
 CREATE VIEW v_memory AS                     -- per run: peaks of cache memory over the steps of all phases
 SELECT u.run_id, u.label, COALESCE(SUM(s.steps), 0) AS steps, MAX(s.kv_bytes_used) AS kv_bytes_peak,
        MAX(s.window_bytes_stored) AS window_bytes_peak,

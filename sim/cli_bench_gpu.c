@@ -27,6 +27,7 @@ typedef struct result {
 
 typedef struct bench {
     const char *filter[FILTERS_MAX];
+    bool filter_met[FILTERS_MAX];
     uint32_t filters, repeat;
     bool csv, eager;
     char data_dir[1024];
@@ -43,10 +44,23 @@ typedef struct bench {
 
 /* --- results ------------------------------------------------------------------------------------------------------ */
 
-static bool wanted(const bench *b, const char *name) {
+static bool wanted(bench *b, const char *name) {
+    bool any = b->filters == 0;
+    for (uint32_t i = 0; i < b->filters; i++) {
+        bool begins = !strncmp(name, b->filter[i], strlen(b->filter[i]));
+        b->filter_met[i] |= begins;
+        any |= begins;
+    }
+    return any;
+}
+
+/* A filter that no row begins with is a mistake, which must not pass for a bench without findings. */
+static cedar_status check_filters(const bench *b, cedar_err *err) {
     for (uint32_t i = 0; i < b->filters; i++)
-        if (!strncmp(name, b->filter[i], strlen(b->filter[i]))) return true;
-    return b->filters == 0;
+        if (!b->filter_met[i])
+            return cedar_fail(err, CEDAR_E_ARG, "--row \"%.64s\": no row begins so; without --row all are measured and "
+                              "named", b->filter[i]);
+    return CEDAR_OK;
 }
 
 static const result *find(const bench *b, const char *name) {
@@ -139,7 +153,7 @@ static cedar_status operators(bench *b, cedar_err *err) {
     for (uint32_t i = 0; !st && i < cedar_gpu_bench_count(g) && !*cedar_cli_stop(); i++) {
         const cedar_gpu_row *row = cedar_gpu_bench_row(g, i);
         bool limit = row->limit == CEDAR_GPU_IS_BANDWIDTH || row->limit == CEDAR_GPU_IS_MATRIX;
-        if (limit || wanted(b, row->name)) st = operator_row(b, g, i, err);
+        if (wanted(b, row->name) || limit) st = operator_row(b, g, i, err);
     }
     cedar_gpu_bench_close(g);
     if (st) return st;
@@ -616,6 +630,7 @@ int cedar_cli_bench_gpu(int argc, char **argv) {
     if (!st) st = operators(b, &err);
     if (!st && !*cedar_cli_stop()) st = steps(b, model, &err);
     int stopped = *cedar_cli_stop();
+    if (!st && !stopped) st = check_filters(b, &err);
     close_bench(b);
     return st ? cedar_cli_fail(&err) : stopped ? CEDAR_EXIT_SIGNAL + stopped : CEDAR_EXIT_OK;
 }

@@ -75,6 +75,7 @@ typedef struct cedar_request_row {
     uint32_t replayed_tokens;               /* fed again to rebuild windows */
     uint32_t trimmed_tokens;                /* prompt rows that skipped the layers behind the cut */
     uint32_t prefill_steps, decode_steps;
+    uint32_t drafted_tokens, accepted_tokens;   /* drafts that decode steps fed, and those of them that stayed */
     uint32_t blocks_total, blocks_hit_theory; /* infinite cache, one seen-set per trace */
     uint32_t provenance_depth;              /* earlier replays that produced adopted rows */
     cedar_miss_reason miss;

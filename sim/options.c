@@ -140,6 +140,11 @@ static const cedar_opt_info table[] = {
       AT(batch_max) },
     { "continuation", CEDAR_OPT_CHOICE, "forced", 0, 0, "forced|greedy",
       "tokens that go on a prompt: the recorded answer's, or the engine's own", AT(continuation) },
+    { "draft_tokens", CEDAR_OPT_INT, "0", 0, 64, NULL,
+      "drafted tokens that a decode step verifies behind the sampled one; 0 = no speculation", AT(draft_tokens) },
+    { "acceptance_length", CEDAR_OPT_REAL, "0", 0, 65, NULL,
+      "mean tokens of a decode step with drafts, drawn instead of verified; 0 = drafts are verified",
+      AT(acceptance_ppb) },
 
     { "clock", CEDAR_OPT_CHOICE, "measured", 0, 0, "measured|recorded|modelled",
       "where step durations come from: the engine, an earlier run's database, or the cost model", AT(clock) },
@@ -677,6 +682,16 @@ cedar_status cedar_opts_check(const cedar_run_opts *o, cedar_err *err) {
         return cedar_fail(err, CEDAR_E_ARG, "chunk_tokens = %lld is more than step_tokens = %lld; a chunk is part of "
                                             "a step",
                           (long long)o->chunk_tokens, (long long)o->step_tokens);
+    if (o->acceptance_ppb && (o->acceptance_ppb < BILLION || o->acceptance_ppb > (o->draft_tokens + 1) * BILLION))
+        return cedar_fail(err, CEDAR_E_ARG, "acceptance_length = %s: a step with draft_tokens = %lld makes 1 to %lld "
+                          "tokens", cedar_opts_get(o, "acceptance_length"), (long long)o->draft_tokens,
+                          (long long)o->draft_tokens + 1);
+    if (o->acceptance_ppb && o->continuation == CEDAR_CONTINUATION_GREEDY)
+        return cedar_fail(err, CEDAR_E_ARG, "acceptance_length needs continuation = forced: the engine's own answer "
+                          "is what it accepts");
+    if (o->draft_tokens >= o->step_tokens)
+        return cedar_fail(err, CEDAR_E_ARG, "draft_tokens = %lld leaves no room in step_tokens = %lld: a decode step "
+                          "has one row more than drafts", (long long)o->draft_tokens, (long long)o->step_tokens);
     if (o->prompt_scores && !o->quality)
         return cedar_fail(err, CEDAR_E_ARG, "prompt_scores = true needs quality = true");
     if (o->kv_pages > 0 && o->kv_pages * o->page_tokens < o->context_max)

@@ -99,6 +99,8 @@ struct cedar_run_opts {
     int64_t chunk_tokens;           /* 0 = step_tokens */
     int64_t batch_max;              /* 0 = no limit */
     cedar_continuation continuation;
+    int64_t draft_tokens;           /* 0 = no speculation */
+    int64_t acceptance_ppb;         /* mean tokens of a step with drafts times 10^9; 0 = drafts are verified */
 
     cedar_clock clock;
     const char *hardware;           /* name in scenarios/hardware, or a file; "" = none */

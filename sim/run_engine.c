@@ -8,6 +8,7 @@
 
 #include "base/clock.h"
 #include "base/mem.h"
+#include "sim/accept.h"
 #include "sim/run_int.h"
 
 typedef cedar_run_state run;
@@ -130,25 +131,29 @@ static cedar_status admit(run *r, request *q, bool *admitted, cedar_err *err) {
     return CEDAR_OK;
 }
 
-/* Decode rows of the next step, and the positions they attend to. */
+/* Sequences that decode in the next step, and the positions their first rows attend to. */
 static uint32_t decode_load(const run *r, uint64_t *context_sum) {
-    uint32_t rows = 0;
+    uint32_t seqs = 0;
     *context_sum = 0;
     for (uint32_t i = 0; i < r->running_count; i++) {
         const request *q = r->running[i];
         if (!q->produced) continue;
-        rows++;
+        seqs++;
         *context_sum += q->row.in_tokens + q->produced;
     }
-    return rows;
+    return seqs;
 }
+
+/* Rows that so many decoding sequences feed, drafts included. */
+static uint32_t decode_rows(const run *r, uint32_t seqs) { return seqs * (uint32_t)(r->opts->draft_tokens + 1); }
 
 /* One more request, once it decodes, must not make the others miss the floor. */
 static bool floor_admits(const run *r, const request *q) {
     if (!r->predictor.step_ns || !r->running_count) return true;
     uint64_t context = q->row.in_tokens;
     for (uint32_t i = 0; i < r->running_count; i++) context += r->running[i]->row.in_tokens + r->running[i]->produced;
-    return r->predictor.step_ns(r->predictor.self, 0, r->running_count + 1, context) <= r->floor_step_ns;
+    return r->predictor.step_ns(r->predictor.self, 0, decode_rows(r, r->running_count + 1), context) <=
+           r->floor_step_ns;
 }
 
 static cedar_status ask_policy(const run *r, const request *q, size_t waiting, bool *yes, cedar_err *err) {
@@ -203,28 +208,42 @@ static cedar_status admit_waiting(run *r, cedar_err *err) {
 
 /* --- a step ------------------------------------------------------------------------------------------------------- */
 
-/* Rows of an entry whose logits are wanted: the one that makes the next token, and with prompt_scores all new ones. */
+/* Rows of an entry whose logits are wanted: those that make tokens, and with prompt_scores all new ones. */
 static uint32_t wanted_logits(const run *r, const request *q, const cedar_sched_slice *s, uint32_t pos,
                               uint32_t floor) {
     if (r->opts->prompt_scores && q->scored && !s->decode) {
         uint32_t first = pos > floor ? pos : floor;
         return pos + s->rows > first ? pos + s->rows - first : 0;
     }
-    return s->decode || pos + s->rows == q->row.in_tokens;
+    return s->decode ? s->rows : pos + s->rows == q->row.in_tokens;
+}
+
+/* A running request as the scheduler sees it. */
+static cedar_sched_item sched_item(const run *r, const request *q) {
+    uint32_t pos = cedar_seq_pos(r->engine, q->seq), in = q->row.in_tokens, end = in + q->row.out_tokens - 1;
+    cedar_sched_item item = { .pos = pos, .prompt_tokens = in, .boundary = q->boundary };
+    if (pos < in) return item;
+    /* The answer's last windows are stored at a whole page, so a step must end there (store_windows). */
+    bool stores = run_stores_windows(r) && r->opts->continuation == CEDAR_CONTINUATION_FORCED;
+    uint32_t page = r->engine_opts.page_tokens;
+    item.drafts =
+        cedar_accept_rows((uint32_t)r->opts->draft_tokens, pos, end, stores ? end / page * page : 0) - 1;
+    return item;
+}
+
+static cedar_rows_kind rows_kind(const cedar_sched_slice *s) {
+    if (!s->decode) return CEDAR_ROWS_PREFILL;
+    return s->rows > 1 ? CEDAR_ROWS_VERIFY : CEDAR_ROWS_DECODE;
 }
 
 /* Plans the next step; entry_count 0 when nothing runs. *scored: some row of it is compared with the shadow. */
 static void make_plan(run *r, cedar_step_plan *plan, bool *scored) {
-    for (uint32_t i = 0; i < r->running_count; i++) {
-        const request *q = r->running[i];
-        r->items[i] = (cedar_sched_item){ .pos = cedar_seq_pos(r->engine, q->seq), .prompt_tokens = q->row.in_tokens,
-                                          .boundary = q->boundary };
-    }
+    for (uint32_t i = 0; i < r->running_count; i++) r->items[i] = sched_item(r, r->running[i]);
     cedar_sched_limits limits = { .step_rows = r->engine_opts.step_rows, .step_seqs = r->engine_opts.step_seqs,
                                   .chunk_rows = (uint32_t)r->opts->chunk_tokens };
     if (r->predictor.step_ns) {
         uint64_t context;
-        uint32_t decode = decode_load(r, &context);
+        uint32_t decode = decode_rows(r, decode_load(r, &context));
         limits.prefill_capped = true;
         limits.prefill_rows =
             cedar_floor_prefill_rows(&r->predictor, r->floor_step_ns, limits.step_rows, decode, context);
@@ -236,7 +255,7 @@ static void make_plan(run *r, cedar_step_plan *plan, bool *scored) {
         const request *q = r->running[s->item];
         uint32_t pos = r->items[s->item].pos, floor = cedar_seq_write_floor(r->engine, q->seq);
         uint32_t logits = wanted_logits(r, q, s, pos, floor);
-        cedar_plan_rows(&r->rules, s->decode ? CEDAR_ROWS_DECODE : CEDAR_ROWS_PREFILL, pos, s->rows,
+        cedar_plan_rows(&r->rules, rows_kind(s), pos, s->rows,
                         cedar_seq_bounds(r->engine, q->seq), floor, r->opts->prompt_scores && q->scored, logits,
                         &r->entries[i]);
         r->entries[i].seq = q->seq;
@@ -267,9 +286,9 @@ static void describe_step(const run *r, const cedar_step_plan *plan, cedar_step_
     row->kv_bytes_used = (r->engine_opts.page_count - row->pages_free) * cedar_page_bytes(r->engine);
     for (uint32_t i = 0; i < plan->entry_count; i++) {
         const cedar_plan_entry *e = &plan->entries[i];
-        bool decode = e->kind == CEDAR_ROWS_DECODE;
+        bool decode = e->kind != CEDAR_ROWS_PREFILL;
         row->decode_entries += decode;
-        row->decode_rows += decode;
+        row->decode_rows += decode ? e->rows : 0;
         row->prefill_entries += !decode;
         row->prefill_rows += decode ? 0 : e->rows;
         row->replayed_rows += e->replayed;
@@ -300,12 +319,14 @@ static cedar_status step_length(const run *r, int64_t id, const cedar_step_plan 
     return CEDAR_OK;
 }
 
-static cedar_status score(run *r, request *q, const cedar_plan_entry *e, const float *logits, cedar_err *err) {
+/* Scores the first `count` of an entry's rows with logits. */
+static cedar_status score(run *r, request *q, const cedar_plan_entry *e, uint32_t count, const float *logits,
+                          cedar_err *err) {
     uint32_t pos = e->pos + e->rows - e->logits, in = q->row.in_tokens, vocab = (uint32_t)r->config->vocab;
     const float *exact;
     cedar_status st =
-        cedar_quality_rows(r->quality, q->row.session_id, q->stream, q->tokens, pos, e->logits, &exact, err);
-    for (uint32_t i = 0; i < e->logits && !st; i++, pos++) {
+        cedar_quality_rows(r->quality, q->row.session_id, q->stream, q->tokens, pos, count, &exact, err);
+    for (uint32_t i = 0; i < count && !st; i++, pos++) {
         cedar_divergence d;
         int32_t token = q->tokens[pos + 1];
         cedar_divergence_make(exact + (size_t)i * vocab, logits + (size_t)i * vocab, r->config->vocab, token, NULL, &d);
@@ -338,24 +359,47 @@ static cedar_status store_windows(const run *r, request *q, cedar_err *err) {
     return CEDAR_OK;
 }
 
-/* What an executed entry means for its request. argmax: of its last row with logits, -1 when it has none. */
-static cedar_status advance(run *r, request *q, const cedar_plan_entry *e, int32_t argmax, cedar_err *err) {
-    bool decode = e->kind == CEDAR_ROWS_DECODE;
-    q->row.decode_steps += decode;
-    q->row.prefill_steps += !decode;
-    q->row.replayed_tokens += e->replayed;
-    q->row.trimmed_tokens += e->rows - e->kept;
-    cedar_status st = store_windows(r, q, err);
-    if (st || e->pos + e->rows < q->row.in_tokens) return st;
+/* The next token of a request is there. own: the engine's. */
+static void make_token(run *r, request *q, int32_t own) {
     uint32_t at = q->row.in_tokens + q->produced;
-    if (r->opts->continuation == CEDAR_CONTINUATION_GREEDY) q->tokens[at] = argmax;
+    if (r->opts->continuation == CEDAR_CONTINUATION_GREEDY) q->tokens[at] = own;
     run_note(r, RUN_MARK_TOKEN, (uint64_t)q->row.request_id, (uint64_t)at << 32 | (uint32_t)q->tokens[at],
-             (uint32_t)argmax);
+             (uint32_t)own);
     if (q->produced++ == 0) {
         q->row.first_sched_ns = r->clock.sched_ns;
         q->row.first_ns = r->clock.meter_ns;
     }
-    return CEDAR_OK;
+}
+
+/* Decode rows whose tokens stay: that of the sampled token, and of accepted drafts. The others are taken back. */
+static cedar_status keep_drafts(run *r, request *q, const cedar_plan_entry *e, const int32_t *argmax, uint32_t *kept,
+                                cedar_err *err) {
+    *kept = 1;
+    if (e->kind != CEDAR_ROWS_VERIFY) return CEDAR_OK;
+    uint32_t accepted = run_drafts_accepted(r, q, e, argmax);
+    q->row.drafted_tokens += e->rows - 1;
+    q->row.accepted_tokens += accepted;
+    *kept = accepted + 1;
+    return *kept < e->rows ? cedar_seq_truncate(r->engine, q->seq, e->pos + *kept, err) : CEDAR_OK;
+}
+
+/* What an executed entry means for its request. argmax, logits: of the entry's rows that have them. */
+static cedar_status advance(run *r, request *q, const cedar_plan_entry *e, const int32_t *argmax, const float *logits,
+                            cedar_err *err) {
+    bool decode = e->kind != CEDAR_ROWS_PREFILL;
+    uint32_t made = 0, scored = e->logits;
+    cedar_status st = CEDAR_OK;
+    if (decode) st = keep_drafts(r, q, e, argmax, &made, err);
+    else if (e->pos + e->rows == q->row.in_tokens) made = 1;
+    if (decode) scored = made;
+    if (!st && q->scored && scored) st = score(r, q, e, scored, logits, err);
+    q->row.decode_steps += decode;
+    q->row.prefill_steps += !decode;
+    q->row.replayed_tokens += e->replayed;
+    q->row.trimmed_tokens += e->rows - e->kept;
+    if (!st) st = store_windows(r, q, err);
+    for (uint32_t i = 0; i < made && !st; i++) make_token(r, q, argmax[decode ? i : e->logits - 1]);
+    return st;
 }
 
 static cedar_status after_step(run *r, const cedar_step_plan *plan, cedar_err *err) {
@@ -363,10 +407,9 @@ static cedar_status after_step(run *r, const cedar_step_plan *plan, cedar_err *e
     cedar_status st = CEDAR_OK;
     for (uint32_t i = 0; i < plan->entry_count && !st; i++) {
         const cedar_plan_entry *e = &plan->entries[i];
-        request *q = r->running[r->slices[i].item];
-        if (q->scored && e->logits) st = score(r, q, e, r->logits + (size_t)row * (uint32_t)r->config->vocab, err);
+        const float *logits = r->logits ? r->logits + (size_t)row * (uint32_t)r->config->vocab : NULL;
+        st = advance(r, r->running[r->slices[i].item], e, r->argmax + row, logits, err);
         row += e->logits;
-        if (!st) st = advance(r, q, e, e->logits ? r->argmax[row - 1] : -1, err);
     }
     for (uint32_t i = 0; i < r->running_count && !st;) {
         if (r->running[i]->produced == r->running[i]->row.out_tokens) st = finish(r, i, err);
@@ -375,7 +418,7 @@ static cedar_status after_step(run *r, const cedar_step_plan *plan, cedar_err *e
     return st;
 }
 
-static cedar_status step(run *r, const cedar_step_plan *plan, bool scored, int64_t plan_start_ns, cedar_err *err) {
+static cedar_status step(run *r, cedar_step_plan *plan, bool scored, int64_t plan_start_ns, cedar_err *err) {
     const cedar_run_opts *o = r->opts;
     cedar_step_row row;
     describe_step(r, plan, &row);
@@ -383,8 +426,10 @@ static cedar_status step(run *r, const cedar_step_plan *plan, bool scored, int64
          paced = o->pace == CEDAR_PACE_FIXED && o->clock != CEDAR_CLOCK_MODELLED;
     row.plan_ns = measured ? cedar_now_ns() - plan_start_ns : 0;
     cedar_step_out out = { .logits = scored ? r->logits : NULL, .argmax = r->argmax };
-    cedar_status st = cedar_engine_step(r->engine, plan, &out, err);
-    if (!st) st = step_length(r, row.step_id, plan, out.duration_ns, &row.duration_ns, err);
+    int64_t draft_ns = 0;
+    cedar_status st = r->drafts ? run_drafts_make(r, plan, &draft_ns, err) : CEDAR_OK;
+    if (!st) st = cedar_engine_step(r->engine, plan, &out, err);
+    if (!st) st = step_length(r, row.step_id, plan, draft_ns + out.duration_ns, &row.duration_ns, err);
     if (st) return st;
     r->steps++;
     note_step(r, plan);

@@ -26,6 +26,8 @@ typedef struct cedar_request {
     uint64_t ends;                  /* decode step of its engine behind which it ends */
 } cedar_request;
 
+typedef struct run_drafts run_drafts;   /* run_drafts.c */
+
 /* What a run has when nothing computes: run_modelled.c. */
 typedef struct run_modelled run_modelled;
 
@@ -82,6 +84,8 @@ typedef struct cedar_run_state {
     cedar_plan_entry *entries;      /* [seq_count] */
     int32_t *pages;                 /* [pages of the longest sequence] */
     int32_t *argmax;                /* [step_rows] */
+    run_drafts *drafts;             /* NULL: no speculation on an engine */
+    uint64_t accept_key;            /* stream of synthetic acceptance */
     float *logits;                  /* [logit_rows, vocab], with quality */
     uint32_t logit_rows;
 
@@ -167,6 +171,20 @@ cedar_status run_engine_loop(cedar_run_state *r, cedar_err *err) CEDAR_USE_RESUL
 
 /* Requests that the end of the run found on their way: reported, not dropped. */
 cedar_status run_engine_unfinished(cedar_run_state *r, cedar_err *err) CEDAR_USE_RESULT;
+
+/* --- run_drafts.c: speculative decoding on an engine -------------------------------------------------------------- */
+
+cedar_status run_drafts_new(const cedar_run_state *r, run_drafts **out, cedar_err *err) CEDAR_USE_RESULT;
+void run_drafts_free(run_drafts *d);
+
+/* Drafts for the plan's verify entries, whose tokens they become unless acceptance is synthetic. *duration_ns: of the
+ * drafter. */
+cedar_status run_drafts_make(cedar_run_state *r, cedar_step_plan *plan, int64_t *duration_ns,
+                             cedar_err *err) CEDAR_USE_RESULT;
+
+/* Drafts of an executed decode entry that stay. argmax: [entry->logits] of its rows. */
+uint32_t run_drafts_accepted(const cedar_run_state *r, const cedar_request *q, const cedar_plan_entry *e,
+                             const int32_t *argmax);
 
 /* --- run_modelled.c: the same where nothing is computed ----------------------------------------------------------- */
 

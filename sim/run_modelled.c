@@ -380,7 +380,7 @@ static uint32_t plan_chunks(const run *r, engine *e) {
         limits.prefill_rows = cedar_floor_prefill_rows(&r->predictor, r->floor_step_ns, limits.step_rows,
                                                        e->decoding_count, e->context);
     }
-    return cedar_sched_chunks(&limits, e->decoding_count, e->items, e->prompt_count, e->chunks);
+    return cedar_sched_chunks(&limits, e->decoding_count, e->decoding_count, e->items, e->prompt_count, e->chunks);
 }
 
 static void describe_step(const run *r, const engine *e, cedar_step_row *row) {

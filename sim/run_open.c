@@ -2,6 +2,7 @@
 #include <inttypes.h>
 
 #include "base/mem.h"
+#include "sim/accept.h"
 #include "sim/run_int.h"
 
 /* Share of described device memory that weights, windows and pages may take; the rest is for activations. */
@@ -32,6 +33,9 @@ static cedar_status refuse_early(const run *r, cedar_err *err) {
         return cedar_fail(err, CEDAR_E_ARG,
                           "steps_per_row = %" PRId64 ": steps are summed up only where they are modelled and compute "
                           "nothing; else the duration of each is needed to replay them", o->steps_per_row);
+    if (o->draft_tokens && cedar_run_backend(o) == CEDAR_BACKEND_NONE)
+        return cedar_fail(err, CEDAR_E_ARG, "draft_tokens = %" PRId64 ": the cost model has no price for drafts yet; "
+                          "take an engine (backend = \"cpu\" or \"cuda\")", o->draft_tokens);
     if (o->clock == CEDAR_CLOCK_RECORDED && !r->host->recorded)
         return cedar_fail(err, CEDAR_E_ARG,
                           "clock = \"recorded\" needs the durations of an earlier run; use `cedar replay RUN.db`");
@@ -84,6 +88,7 @@ static void make_rules(run *r) {
     r->prompt_rules = (cedar_prompt_rules){ .vocab = r->config->vocab, .length_num = (uint32_t)o->length_num,
                                             .length_den = (uint32_t)o->length_den };
     cedar_run_special_ids(r->config, &r->prompt_rules);
+    r->accept_key = cedar_accept_key((uint64_t)o->seed);
     r->context_max = (uint32_t)r->config->positions_max;
     if (o->context_max && o->context_max < r->context_max) r->context_max = (uint32_t)o->context_max;
 }
@@ -111,7 +116,8 @@ static void make_engine_opts(run *r) {
     const cedar_run_opts *o = r->opts;
     uint32_t longest, streams;
     measure_traces(r, &longest, &streams);
-    uint64_t seqs = min_u64((uint64_t)o->lanes * streams, (uint64_t)o->step_tokens);
+    uint64_t decode_rows = (uint64_t)o->draft_tokens + 1;       /* of a sequence: all of them fit into a step */
+    uint64_t seqs = min_u64((uint64_t)o->lanes * streams, (uint64_t)o->step_tokens / decode_rows);
     seqs = min_u64(seqs, o->batch_max ? (uint64_t)o->batch_max : 4096);
     cedar_engine_opts *e = &r->engine_opts;
     *e = cedar_engine_defaults(r->config);
@@ -127,7 +133,7 @@ static void make_engine_opts(run *r) {
     e->context_tokens = longest;
     e->step_rows = (uint32_t)o->step_tokens;
     e->step_seqs = e->seq_count;
-    e->verify_rows = 0;
+    e->verify_rows = (uint32_t)o->draft_tokens;
 }
 
 static int64_t paced_step_ns(void *self, uint32_t prefill_rows, uint32_t decode_rows, uint64_t context_sum) {
@@ -152,6 +158,10 @@ static void make_floor(run *r) {
     const cedar_run_opts *o = r->opts;
     if (!o->floor_ppb || o->floor_mode != CEDAR_FLOOR_ADMIT) return;
     r->floor_step_ns = cedar_floor_step_ns(o->floor_ppb);
+    /* A step that makes several tokens may take as many times longer. How many drafts real verification will keep
+     * nobody knows beforehand: there the floor is kept as if it were none. */
+    if (o->acceptance_ppb)
+        r->floor_step_ns = (int64_t)((__int128)r->floor_step_ns * o->acceptance_ppb / 1000000000);
     if (o->clock == CEDAR_CLOCK_MODELLED) r->predictor = (cedar_predictor){ r, modelled_step_ns };
     else if (o->pace == CEDAR_PACE_FIXED) r->predictor = (cedar_predictor){ (void *)(uintptr_t)o, paced_step_ns };
     else r->predictor = (cedar_predictor){ &r->history, learnt_step_ns };
@@ -209,11 +219,13 @@ static cedar_status open_quality(run *r, cedar_err *err) {
     if (!r->opts->quality) return CEDAR_OK;
     const cedar_engine_opts *e = &r->engine_opts;
     uint32_t alive = e->seq_count > (uint32_t)r->opts->lanes ? e->seq_count : (uint32_t)r->opts->lanes;
-    r->logit_rows = r->opts->prompt_scores ? e->step_rows : e->step_seqs;
+    uint32_t decode_rows = e->verify_rows + 1;
+    r->logit_rows = r->opts->prompt_scores ? e->step_rows : e->step_seqs * decode_rows;
     r->logits = cedar_calloc(r->logit_rows, (size_t)r->config->vocab * sizeof *r->logits);
     if (!r->logits)
         return cedar_fail(err, CEDAR_E_OOM, "no memory for %u rows of %d logits", r->logit_rows, r->config->vocab);
-    return cedar_quality_open(r->model, e, alive, r->opts->prompt_scores ? e->step_rows : 1, &r->quality, err);
+    return cedar_quality_open(r->model, e, alive, r->opts->prompt_scores ? e->step_rows : decode_rows, &r->quality,
+                              err);
 }
 
 static cedar_status open_buffers(run *r, cedar_err *err) {
@@ -233,6 +245,7 @@ static cedar_status open_engine(run *r, cedar_err *err) {
     if (st) return st;
     r->engine_opts.backend = cedar_engine_options(r->engine)->backend;
     st = open_cache(r, err);
+    if (!st && r->opts->draft_tokens) st = run_drafts_new(r, &r->drafts, err);
     if (!st) st = open_quality(r, err);
     return st ? st : open_buffers(r, err);
 }
@@ -287,6 +300,7 @@ void cedar_run_close(run *r) {
     cedar_prefixes_free(r->prefixes);
     cedar_cache_free(r->cache);
     cedar_quality_close(r->quality);
+    run_drafts_free(r->drafts);
     cedar_engine_close(r->engine);
     cedar_lanes_free(r->lanes);
     cedar_prompts_free(r->prompts);

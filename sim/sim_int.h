@@ -399,6 +399,7 @@ typedef struct cedar_sched_item {
     uint32_t pos;                           /* next position to feed */
     uint32_t prompt_tokens;
     uint32_t boundary;                      /* a chunk ends here when it lies ahead; 0 = nowhere */
+    uint32_t drafts;                        /* rows beside the one that a decode step feeds */
 } cedar_sched_item;
 
 typedef struct cedar_sched_slice {
@@ -408,14 +409,14 @@ typedef struct cedar_sched_slice {
 } cedar_sched_slice;
 
 /* slices [count of items] out; returns how many. Decode rows of all items come first, then prompt chunks, both in order
- * of admission, within the limits. */
+ * of admission, within the limits. No item waits for the drafts of another: they get what rows are left. */
 uint32_t cedar_sched_plan(const cedar_sched_limits *limits, const cedar_sched_item *items, uint32_t count,
                           cedar_sched_slice *slices);
 
-/* The prompt chunks of that plan alone, beside `decoding` decode rows: of items that are all in their prompts, the
- * first ones, one slice each. */
-uint32_t cedar_sched_chunks(const cedar_sched_limits *limits, uint32_t decoding, const cedar_sched_item *items,
-                            uint32_t count, cedar_sched_slice *slices);
+/* The prompt chunks of that plan alone, beside decode_rows rows of `decoding` sequences: of items that are all in their
+ * prompts, the first ones, one slice each. */
+uint32_t cedar_sched_chunks(const cedar_sched_limits *limits, uint32_t decoding, uint32_t decode_rows,
+                            const cedar_sched_item *items, uint32_t count, cedar_sched_slice *slices);
 
 /* --- floor.c: how long steps will take, and what a speed floor leaves room for ------------------------------------ */
 

@@ -66,6 +66,7 @@ cedar_status cedar_config_load(const char *path, cedar_config *out, cedar_err *e
                            .ratio = { 0, 2, 1, 1 }, .is_kv_source = { false, true, true },
                            .is_index_source = { false, true, true, true },
                            .stages = 1,
+                           .draft_block = 5,
                            .draft_noise = 5,
                            .engram_layer_count = 1,
                            .engram_pad = 2 };
@@ -289,6 +290,33 @@ static void fake_logits(const fake_seq *s, uint32_t pos, float *out) {
         out[i] = (float)(cedar_rng_at(h, i) >> 40) / 4e6f;
         if (s->off && pos >= s->floor) out[i] += (float)(cedar_rng_at(~h, i) >> 40) / 4e8f;
     }
+}
+
+static int32_t fake_greedy(const fake_seq *s, uint32_t pos) {
+    float logits[FAKE_VOCAB];
+    int32_t best = 0;
+    fake_logits(s, pos, logits);
+    for (int32_t v = 1; v < FAKE_VOCAB; v++)
+        if (logits[v] > logits[best]) best = v;
+    return best;
+}
+
+/* Greedy tokens of the sequence itself, but every third one is wrong: a drafter that is right now and then. */
+cedar_status cedar_engine_draft(cedar_engine *e, cedar_draft_item *items, uint32_t count, cedar_err *err) {
+    (void)err;
+    for (uint32_t i = 0; i < count; i++) {
+        fake_seq s = e->seqs[items[i].seq];
+        int32_t tokens[FAKE_POSITIONS + 8];
+        memcpy(tokens, s.tokens, s.pos * sizeof *tokens);
+        s.tokens = tokens;
+        tokens[s.pos] = items[i].token;
+        for (uint32_t k = 0; k < 5; k++) {
+            items[i].ids[k] = fake_greedy(&s, s.pos + k);
+            if (fake_prefix(tokens, s.pos + k) % 3 == 0) items[i].ids[k] = (items[i].ids[k] + 1) % FAKE_VOCAB;
+            tokens[s.pos + k + 1] = items[i].ids[k];
+        }
+    }
+    return CEDAR_OK;
 }
 
 cedar_status cedar_engine_step(cedar_engine *e, const cedar_step_plan *plan, cedar_step_out *out, cedar_err *err) {

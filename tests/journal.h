@@ -41,6 +41,7 @@ typedef struct journal {
     uint64_t hits, replayed, produced, depth_max, unfinished;
     int64_t step_ns[20000];
     double kl_sum;
+    uint64_t drafted, accepted;
     uint64_t fed, fed_done, kept;           /* rows and requests of all phases; requests that count */
     uint64_t overflows, theory_blocks;
     int64_t profile_ns, arrival_max;        /* schedule: start of the profiling phase, last arrival in it */
@@ -93,7 +94,10 @@ static cedar_status on_request(void *self, const cedar_request_row *r, cedar_err
     if (*r->error) snprintf(l->error, sizeof l->error, "%s", r->error);
     else {
         l->fed_done++;
-        l->fed += r->in_tokens - r->hit_tokens + r->replayed_tokens + r->out_tokens - 1;
+        l->fed += r->in_tokens - r->hit_tokens + r->replayed_tokens + r->out_tokens - 1 + r->drafted_tokens -
+                  r->accepted_tokens;
+        l->drafted += r->drafted_tokens;
+        l->accepted += r->accepted_tokens;
         double ttft = (double)(r->first_sched_ns - r->arrival_sched_ns);
         if (counts) l->ttft_sched_mean += (ttft - l->ttft_sched_mean) / (double)++l->kept;
         if (counts && r->out_tokens > 1) {
@@ -114,7 +118,7 @@ static cedar_status on_request(void *self, const cedar_request_row *r, cedar_err
         ck_assert_int_le(r->first_ns, r->last_ns);
         ck_assert_uint_lt(r->hit_tokens, r->in_tokens); /* a token is left to compute */
         ck_assert_uint_le(r->hit_tokens, r->matched_tokens);
-        ck_assert_uint_eq(r->decode_steps, r->out_tokens - 1);
+        ck_assert_uint_eq(r->decode_steps + r->accepted_tokens, r->out_tokens - 1);
     }
     fprintf(
         l->to,

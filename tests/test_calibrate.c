@@ -300,6 +300,8 @@ static const struct { const char *change, *words, *says; } refusals[] = {
     { "UPDATE steps SET steps = 2 WHERE run_id = 1 AND step_id = 5", "", "several steps a row" },
     { "UPDATE requests SET decode_steps = decode_steps + 1 WHERE run_id = 3 AND request_id = 2", "",
       "request 2 of run 3 has" },
+    { "UPDATE runs SET config_json = json_set(config_json, '$.draft_tokens', 3) WHERE run_id = 2", "",
+      "run 2 has draft_tokens = 3" },
     { "", "--held-out 1/1000 --run 3 --seed 3", "no step is held out" },
     { "", "--run 9", "has no run 9" },
     { "", "--held-out 4/4", "--held-out is 4/4" },

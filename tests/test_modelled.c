@@ -389,8 +389,9 @@ static void play_long(uint64_t requests) {
 #ifndef CEDAR_SANITIZED     /* sanitizers have an allocator of their own, and keep what was freed */
     ck_assert_msg(w.bytes_most <= w.bytes_at + w.bytes_at / 20, "%zu bytes after a tenth, %zu later", w.bytes_at,
                   w.bytes_most);
-    ck_assert_msg(w.rss_end <= w.rss_at + w.rss_at / 20 + 512, "%ld KiB resident after a tenth, %ld at the end",
-                  w.rss_at, w.rss_end);
+    if (requests >= 1000000)    /* over fewer, what the allocator keeps of freed blocks could pass for a leak */
+        ck_assert_msg(w.rss_end <= w.rss_at + w.rss_at / 20 + 512, "%ld KiB resident after a tenth, %ld at the end",
+                      w.rss_at, w.rss_end);
 #endif
     fprintf(stderr, "%" PRIu64 " requests: %zu, then at most %zu bytes allocated; %ld, then %ld KiB resident\n",
             w.requests, w.bytes_at, w.bytes_most, w.rss_at, w.rss_end);

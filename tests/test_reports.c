@@ -338,6 +338,9 @@ START_TEST(test_engines) {
     cedar_request_row q[] = { request_row(1, 1, 0, 0.010, 0.020, 100, 10), request_row(1, 2, 0, 0.030, 0.040, 300, 20),
                               request_row(1, 3, 0, 0.100, 0.100, 50, 1), request_row(1, 4, 0, -1, -1, 50, 1) };
     q[0].engine = q[1].engine = 1, q[2].engine = 2, q[3].error = "refused";
+    q[0].decode_steps = 4, q[0].drafted_tokens = 16, q[0].accepted_tokens = 5;
+    q[1].decode_steps = 6, q[1].drafted_tokens = 24, q[1].accepted_tokens = 13;
+    q[2].decode_steps = 7, q[2].drafted_tokens = 7;     /* not of the profiling phase */
     q[0].hit_tokens = 40, q[1].hit_tokens = 260, q[1].session_id = 2, q[2].phase = "warmup";
     OK(o->run_begin(o->self, &run, &err));
     OK(o->step(o->self, &a, &err));
@@ -354,6 +357,8 @@ START_TEST(test_engines) {
     WANT(db, "v_steps", { "steps", 6 }, { "trimmed_steps", 2 }, { "rows", 48 }, { "rows_per_step", 8 },
          { "entries_per_step", 20.0 / 6 }, { "busy_ns", 13e7 }, { "span_ns", 1e8 }, { "busy_share", 0.65 });
     WANT(db, "v_memory", { "steps", 6 }, { "kv_bytes_peak", 900 });
+    WANT(db, "v_speculation", { "n", 2 }, { "decode_steps", 10 }, { "drafted_tokens", 40 }, { "accepted_tokens", 18 },
+         { "acceptance_rate", 0.45 }, { "acceptance_length", 2.8 });
     sqlite3_close(db);
 }
 END_TEST

@@ -67,6 +67,73 @@ START_TEST(threads_and_repeats_change_nothing) {
 }
 END_TEST
 
+/* The quality rows of a journal, one text. */
+static char *quality_rows(const char *rows) {
+    char *out = calloc(1, strlen(rows) + 1), *to = out;
+    for (const char *line = rows; line && *line;) {
+        const char *end = strchr(line, '\n');
+        size_t n = end ? (size_t)(end - line) + 1 : strlen(line);
+        if (strncmp(line, "quality ", 8) == 0) {
+            memcpy(to, line, n);
+            to += n;
+        }
+        line += n;
+    }
+    return out;
+}
+
+/* Verify rows give the bits of decode rows, and rejected ones leave nothing behind: speculation changes which step
+ * makes a token, and no distribution. */
+START_TEST(speculation_changes_no_distribution) {
+    static const char *const arms[] = { "exact", "decoder", "encoder", "both" };
+    static const char *const drafts[] = { "draft_tokens=3 acceptance_length=2.51", "draft_tokens=2 acceptance_length=1",
+                                          "draft_tokens=3 acceptance_length=4", "draft_tokens=3" };
+    char words[256];
+    cedar_run_result a;
+    const char *plain = "lanes=1 page_tokens=4 quality=true adopt_short_hits=true encoder_rows=4 decoder_rows=4 "
+                        "replay=";
+    snprintf(words, sizeof words, "%s%s", plain, arms[_i]);
+    journal *none = run_ok(TWO, words, NULL, &a);
+    char *expected = quality_rows(none->rows);
+    ck_assert_uint_gt(strlen(expected), 1000);
+    for (size_t i = 0; i < 4; i++) {
+        snprintf(words, sizeof words, "%s%s %s", plain, arms[_i], drafts[i]);
+        journal *l = run_ok(TWO, words, NULL, &a);
+        char *rows = quality_rows(l->rows);
+        ck_assert_str_eq(rows, expected);
+        ck_assert_uint_gt(l->drafted, 10);
+        if (i == 0) ck_assert(l->accepted > 0 && l->accepted < l->drafted);
+        if (i == 1) ck_assert_uint_eq(l->accepted, 0);
+        if (i == 2) ck_assert_uint_eq(l->accepted, l->drafted);
+        ck_assert_uint_eq(l->hits, none->hits);
+        free(rows);
+        journal_free(l);
+    }
+    free(expected);
+    journal_free(none);
+}
+END_TEST
+
+/* The engine's own answers, verified: drafts that its greedy decode would have made stay, the others do not, so later
+ * prompts and their hits are the same; and a run with drafts repeats. */
+START_TEST(verified_drafts_repeat) {
+    cedar_run_result a, b;
+    const char *words = "lanes=2 page_tokens=4 continuation=greedy draft_tokens=3 replay=both";
+    journal *x = run_ok(TWO, words, NULL, &a), *y = run_ok(TWO, words, NULL, &b);
+    ck_assert_str_eq(x->rows, y->rows);
+    ck_assert_uint_eq(a.event_hash, b.event_hash);
+    ck_assert_uint_gt(x->drafted, 0);
+    cedar_recorded rec = { x->step_ns, x->steps, a.event_hash };
+    journal *z = run_ok(TWO, "lanes=2 page_tokens=4 continuation=greedy draft_tokens=3 replay=both "
+                        "clock=recorded", &rec, &b);
+    ck_assert_str_eq(x->rows, z->rows);
+    ck_assert_uint_eq(a.event_hash, b.event_hash);
+    journal_free(x);
+    journal_free(y);
+    journal_free(z);
+}
+END_TEST
+
 int main(void) {
     Suite *s = suite_create("run");
     TCase *t = tcase_create("run");
@@ -74,6 +141,8 @@ int main(void) {
     tcase_add_loop_test(t, exact_against_exact_is_zero, 0, 5);
     tcase_add_test(t, approximations_show_and_halos_remove_them);
     tcase_add_test(t, threads_and_repeats_change_nothing);
+    tcase_add_loop_test(t, speculation_changes_no_distribution, 0, 4);
+    tcase_add_test(t, verified_drafts_repeat);
     suite_add_tcase(s, t);
     SRunner *r = srunner_create(s);
     srunner_run_all(r, CK_NORMAL);

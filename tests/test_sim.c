@@ -8,6 +8,7 @@
 
 #include "fake_engine.h"
 #include "journal.h"
+#include "sim/accept.h"
 #include "sim/sim_int.h"
 
 /* --- queue -------------------------------------------------------------------------------------------------------- */
@@ -32,6 +33,33 @@ START_TEST(events_come_in_order) {
         last = e;
     }
     cedar_events_free(&q);
+}
+END_TEST
+
+/* --- synthetic acceptance ----------------------------------------------------------------------------------------- */
+
+/* Steps of two neighbouring lengths, so that the mean is the one that was asked for: within four standard errors of a
+ * draw with probability 0.51, and exactly where no draw is needed. */
+START_TEST(acceptance_has_its_mean_and_least_variance) {
+    enum { STEPS = 100000 };
+    uint64_t key = cedar_accept_key(42), sum = 0;
+    for (uint32_t i = 0; i < STEPS; i++) {
+        uint32_t kept = cedar_accept_drafts(key, 1 + i / 1000, i % 1000, 5, 3510000000);
+        ck_assert(kept == 2 || kept == 3);
+        sum += kept;
+    }
+    ck_assert_double_eq_tol((double)sum / STEPS, 2.51, 4 * sqrt(0.51 * 0.49 / STEPS));
+    for (uint32_t i = 0; i < 100; i++) {
+        ck_assert_uint_eq(cedar_accept_drafts(key, 7, i, 5, 1000000000), 0);
+        ck_assert_uint_eq(cedar_accept_drafts(key, 7, i, 5, 6000000000), 5);
+        ck_assert_uint_eq(cedar_accept_drafts(key, 7, i, 1, 3510000000), 1);    /* never more than there are */
+        ck_assert_uint_eq(cedar_accept_drafts(key, 7, i, 0, 3510000000), 0);
+    }
+    uint32_t same = 0;
+    for (uint32_t i = 0; i < 1000; i++)
+        same += cedar_accept_drafts(key, 1, i, 5, 3510000000) ==
+                cedar_accept_drafts(cedar_accept_key(43), 1, i, 5, 3510000000);
+    ck_assert(same > 400 && same < 600);    /* seeds are independent */
 }
 END_TEST
 
@@ -63,7 +91,7 @@ START_TEST(sched_chunks_16_16_4) { /* spec vector: hit 96 of 100, window 32 -> s
     cedar_sched_limits limits = { .step_rows = 256, .step_seqs = 8, .chunk_rows = 16 };
     cedar_replay_rules rules = { .window = 32, .encoder = true, .encoder_rows = 32 };
     cedar_hit_plan hit = cedar_plan_hit(&rules, 96);
-    cedar_sched_item item = { hit.start, 100, 0 };
+    cedar_sched_item item = { .pos = hit.start, .prompt_tokens = 100 };
     cedar_sched_slice s;
     ck_assert_uint_eq(item.pos, 64);
     const uint32_t rows[] = { 16, 16, 4 };
@@ -82,7 +110,8 @@ END_TEST
 
 START_TEST(sched_decodes_first_then_prompts_in_order) {
     cedar_sched_limits limits = { .step_rows = 20, .step_seqs = 8, .chunk_rows = 12 };
-    const cedar_sched_item items[] = { { 0, 50, 0 }, { 30, 30, 0 }, { 5, 10, 8 }, { 44, 40, 0 }, { 0, 9, 0 } };
+    const cedar_sched_item items[] = { { 0, 50, 0, 0 }, { 30, 30, 0, 0 }, { 5, 10, 8, 0 }, { 44, 40, 0, 0 },
+                                       { 0, 9, 0, 0 } };
     cedar_sched_slice s[5];
     ck_assert_uint_eq(cedar_sched_plan(&limits, items, 5, s), 5);
     const cedar_sched_slice expect[] = {
@@ -100,6 +129,37 @@ START_TEST(sched_decodes_first_then_prompts_in_order) {
     ck_assert_uint_eq(cedar_sched_plan(&limits, items, 5, s), 3);
     ck_assert_uint_eq(s[2].rows, 18);
     ck_assert_uint_eq(cedar_sched_plan(&limits, items, 0, s), 0);
+}
+END_TEST
+
+/* Every decoding sequence gets its row before any gets drafts; prompts get what is left of the step. */
+START_TEST(sched_gives_drafts_what_rows_are_left) {
+    cedar_sched_limits limits = { .step_rows = 20, .step_seqs = 8 };
+    const cedar_sched_item items[] = { { 30, 30, 0, 5 }, { 0, 50, 0, 0 }, { 44, 40, 0, 5 }, { 12, 12, 0, 1 } };
+    const uint32_t step_rows[] = { 20, 14, 10, 4, 3, 2 };
+    const uint32_t rows[][4] = { { 6, 6, 2, 6 }, { 6, 6, 2, 0 }, { 6, 3, 1, 0 }, { 2, 1, 1, 0 }, { 1, 1, 1, 0 },
+                                 { 1, 1, 0, 0 } };
+    for (int k = 0; k < 6; k++) {
+        limits.step_rows = step_rows[k];
+        cedar_sched_slice s[4] = { { 0 } };
+        uint32_t n = cedar_sched_plan(&limits, items, 4, s);
+        const uint32_t item[] = { 0, 2, 3, 1 };
+        for (uint32_t i = 0; i < 4; i++) {
+            ck_assert_uint_eq(i < n ? s[i].rows : 0, rows[k][i]);
+            if (i < n) ck_assert_uint_eq(s[i].item, item[i]);
+        }
+    }
+}
+END_TEST
+
+START_TEST(decode_rows_end_with_the_request_and_at_its_windows) {
+    ck_assert_uint_eq(cedar_accept_rows(5, 100, 200, 0), 6);
+    ck_assert_uint_eq(cedar_accept_rows(0, 100, 200, 0), 1);
+    ck_assert_uint_eq(cedar_accept_rows(5, 196, 200, 0), 4);
+    ck_assert_uint_eq(cedar_accept_rows(5, 199, 200, 0), 1);
+    ck_assert_uint_eq(cedar_accept_rows(5, 100, 200, 104), 4);
+    ck_assert_uint_eq(cedar_accept_rows(5, 104, 200, 104), 6);     /* reached: nothing lies ahead */
+    ck_assert_uint_eq(cedar_accept_rows(5, 198, 200, 200), 2);
 }
 END_TEST
 
@@ -635,6 +695,13 @@ static void refused(const char *settings, cedar_status code, const char *words) 
 
 START_TEST(impossible_options_are_refused) {
     refused("quality=true continuation=greedy", CEDAR_E_ARG, "needs continuation = \"forced\"");
+    refused("draft_tokens=6", CEDAR_E_ARG, "the drafter of fake makes 5 tokens");
+    refused("draft_tokens=2 acceptance_length=3.5", CEDAR_E_ARG, "makes 1 to 3 tokens");
+    refused("acceptance_length=3.5", CEDAR_E_ARG, "makes 1 to 1 tokens");
+    refused("draft_tokens=2 acceptance_length=0.5", CEDAR_E_ARG, "makes 1 to 3 tokens");
+    refused("draft_tokens=2 acceptance_length=2 continuation=greedy", CEDAR_E_ARG, "needs continuation = forced");
+    refused("draft_tokens=5 step_tokens=5", CEDAR_E_ARG, "leaves no room");
+    refused("draft_tokens=5 clock=modelled hardware=h200", CEDAR_E_ARG, "no price for drafts");
     refused("clock=recorded", CEDAR_E_ARG, "cedar replay");
     refused("backend=cuda", CEDAR_E_UNSUPPORTED, "not in this build");
     refused("model=nonesuch", CEDAR_E_IO, "scenarios/models/nonesuch.json");
@@ -704,8 +771,11 @@ int main(void) {
     tcase_set_timeout(parts, 20);
     tcase_set_timeout(runs, 60);
     tcase_add_test(parts, events_come_in_order);
+    tcase_add_test(parts, acceptance_has_its_mean_and_least_variance);
     tcase_add_test(parts, clocks_map_inside_steps);
     tcase_add_test(parts, sched_chunks_16_16_4);
+    tcase_add_test(parts, sched_gives_drafts_what_rows_are_left);
+    tcase_add_test(parts, decode_rows_end_with_the_request_and_at_its_windows);
     tcase_add_test(parts, sched_decodes_first_then_prompts_in_order);
     tcase_add_test(parts, prompts_continue_token_for_token);
     tcase_add_test(parts, salt_spares_the_system_segment);

@@ -259,7 +259,7 @@ def read_ours(path):
     """Medians by row name of a file of `cedar bench gpu --csv`."""
     with open(path, encoding="utf-8") as f:
         rows = csv.DictReader(line for line in f if not line.startswith("#"))
-        return {r["row"]: float(r["p50_us"]) for r in rows if float(r["p50_us"]) > 0}
+        return {r["row"]: float(r["p50_us"]) for r in rows if r.get("p50_us") and float(r["p50_us"]) > 0}
 
 
 def our_name(name):
