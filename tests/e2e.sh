@@ -339,7 +339,10 @@ goldens() {
 }
 
 # Token ids, one a line, as int32, little endian.
-ids_to_bytes() { while read -r id; do printf "\\x$(printf %02x $((id & 255)))\\x$(printf %02x $((id >> 8)))\\0\\0"; done; }
+ids_to_bytes() {
+    local id
+    while read -r id; do printf "\\x$(printf %02x $((id & 255)))\\x$(printf %02x $((id >> 8)))\\0\\0"; done
+}
 
 # Expected sums were computed by numpy from the oracle's logits of tests/golden/tiny-s1.
 scores() {

@@ -123,10 +123,10 @@ def balance(m, counts, part):
 # --- losses -----------------------------------------------------------------------------------------------------------
 
 def window_bounds(rng, rows, length, share, device):
-    """First window position of every row, for layers up to the cut and behind it: what bounded replay leaves of windows.
+    """First window position of every row, for layers up to the last KV source and for those behind it.
 
-    A part `share` of the sequences is cut at random places. From a cut on, rows do not read window keys before it: behind
-    the last KV source alone (decoder replay), or in all layers (encoder replay too).
+    What bounded replay leaves: a part `share` of the sequences is cut at random places. From a cut on, rows do not read
+    window keys before it: behind the last KV source alone (decoder replay), or in all layers (encoder replay too).
     """
     early, late = torch.zeros(rows, length, dtype=torch.long), torch.zeros(rows, length, dtype=torch.long)
     for k in range(rows):
@@ -141,7 +141,7 @@ def window_bounds(rng, rows, length, share, device):
 
 
 def follow(students, teachers):
-    """The indexers' loss: KL of index scores to attention, and the attention mass that the scores' best entries hold."""
+    """The indexers' loss, KL of index scores to attention: the sum to descend, and each indexer's part."""
     total, parts = 0., []
     for student, teacher in zip(students, teachers):
         mass = teacher.sum(-1, keepdim=True)
@@ -237,7 +237,8 @@ class Run:
 
     def write(self, **numbers):
         seconds = round(self.before + time.monotonic() - self.start, 1)
-        line = json.dumps({"step": self.step, "seconds": seconds} | numbers)
+        known = {k: v for k, v in numbers.items() if not isinstance(v, float) or math.isfinite(v)}
+        line = json.dumps({"step": self.step, "seconds": seconds} | known)
         print(line, flush=True)
         self.log.write(line + "\n")
         self.log.flush()
@@ -317,7 +318,7 @@ class Run:
     def prepare(self):
         """Takes the fused kernels that work here, and rehearses."""
         if not quant.agrees(self.a.device):
-            raise SystemExit(f"the number formats come out differently on {self.a.device}: training there would be wrong")
+            raise SystemExit(f"number formats come out differently on {self.a.device}: training there would be wrong")
         fused = self.kernel_works()
         self.m.sinkhorn = sinkhorn.fused if fused else sinkhorn.plain
         plain = self.m.f
@@ -337,8 +338,9 @@ class Run:
             step += 1
 
     def run(self):
-        loader = DataLoader(Batches(self.corpus.train, self.a.seed, self.a.tokens), batch_size=None, sampler=self.keys(),
-                            num_workers=self.a.workers, prefetch_factor=4 if self.a.workers else None)
+        loader = DataLoader(Batches(self.corpus.train, self.a.seed, self.a.tokens), batch_size=None,
+                            sampler=self.keys(), num_workers=self.a.workers,
+                            prefetch_factor=4 if self.a.workers else None)
         batches = iter(loader)          # its processes start before anything is compiled
         self.prepare()
         bad, told, saved, seen = 0, time.monotonic(), time.monotonic(), 0
