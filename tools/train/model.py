@@ -119,7 +119,7 @@ def next_n(iterator, n):
 def rms_norm(x, weight, eps):
     """RMSNorm of rows [N, D], in the type of `weight`."""
     x = x.to(weight.dtype)
-    return weight * (x * torch.rsqrt((x * x).mean(-1, keepdim=True) + max(eps, torch.finfo(x.dtype).tiny)))
+    return weight * (x * torch.rsqrt((x * x).mean(-1, keepdim=True) + eps))
 
 
 def hc_coefficients(m, base, scale, eps):
@@ -280,7 +280,7 @@ class Model:
     def hc(self, p, site, h):
         """Coefficients of a site from the streams."""
         v = h.flatten(-2).to(self.real)
-        scale = torch.rsqrt((v * v).mean(-1, keepdim=True) + torch.finfo(self.real).tiny)
+        scale = torch.rsqrt((v * v).mean(-1, keepdim=True) + self.c.rms_norm_eps)
         m = (v @ self.exact(f"{p}.hc_{site}_fn").T) * scale
         pre, post, comb = self.rows("hc_coefficients", m.dim() - 1, m, self.exact(f"{p}.hc_{site}_base"),
                                     self.exact(f"{p}.hc_{site}_scale"), self.c.hc_eps)
@@ -304,7 +304,7 @@ class Model:
         """Routed experts and the shared one. x [..., D] -> [..., D], tokens per expert."""
         lead, x = x.shape[:-1], x.flatten(0, -2)
         z = x.to(self.real) @ self.exact(f"{p}.gate").T
-        s = F.softplus(z).sqrt()
+        s = F.softplus(z).clamp(min=1e-20).sqrt()         # the root of 0 has no gradient
         ids = (s + self.exact(f"{p}.gate.bias")).topk(k, sorted=False).indices
         w = s.gather(1, ids)
         w = w / (w.sum(1, keepdim=True) + 1e-20) * self.c.routed_scaling_factor
@@ -504,7 +504,7 @@ class Model:
         kv = self.linear(rows.to(self.mm).flatten(-2), f"{p}.wkv").to(self.real)
         key, value = kv[..., :-c.hidden_size].view(h.shape), kv[..., -c.hidden_size:]
         x = h.to(self.real)
-        inverse = lambda v: torch.rsqrt((v * v).mean(-1) + torch.finfo(self.real).tiny)
+        inverse = lambda v: torch.rsqrt((v * v).mean(-1) + self.c.rms_norm_eps)
         dot = (x * self.exact(f"{p}.q_weight") * self.exact(f"{p}.k_weight") * key).sum(-1)
         dot = dot * inverse(x) * inverse(key) * c.hidden_size ** -.5
         gate = torch.sigmoid(torch.copysign(dot.abs().clamp(min=1e-6).sqrt(), dot))

@@ -265,32 +265,30 @@ class Run:
         self.write(exported_bytes=size)
 
     def backward(self, step, ids, weights):
-        total, note, counts = losses(self.m, ids.to(self.a.device), weights.to(self.a.device), step, self.a.clip,
-                                     self.a.seed)
-        total.backward()
-        return note, counts
+        """Gradients of a batch. When memory runs out, this and all later passes are computed twice to need less of it."""
+        while True:
+            try:
+                total, note, counts = losses(self.m, ids.to(self.a.device), weights.to(self.a.device), step, self.a.clip,
+                                             self.a.seed)
+                total.backward()
+                return note, counts
+            except torch.cuda.OutOfMemoryError:
+                if self.m.save_memory:
+                    raise
+            total = note = counts = None
+            self.forget()
+            torch.cuda.empty_cache()
+            self.m.save_memory = True
+            self.write(save_memory=True, length=ids.shape[1] - 1)
 
     def rehearse(self):
         """Every length once, longest first, without a step: what does not fit or compile shows now, not at the end."""
         for length in sorted({l for _, l in self.lengths}, reverse=True):
-            if not self.fits(length):
-                torch.cuda.empty_cache()
-                self.m.save_memory = True
-                self.backward(*Batches(self.corpus.train, self.a.seed, self.a.tokens)[0, length])
+            self.backward(*Batches(self.corpus.train, self.a.seed, self.a.tokens)[0, length])
             self.forget()
             self.write(rehearsed=length, save_memory=self.m.save_memory,
                        gpu_gib=round(torch.cuda.max_memory_allocated() / 2 ** 30, 1) if self.a.device == "cuda" else 0)
         self.write(held_out_bpb_before=round(held_out(self.m, self.corpus.held, self.evaluated, batches=1), 4))
-
-    def fits(self, length):
-        """A pass of this length; False when memory ran out for the first time."""
-        try:
-            self.backward(*Batches(self.corpus.train, self.a.seed, self.a.tokens)[0, length])
-            return True
-        except torch.cuda.OutOfMemoryError:
-            if self.m.save_memory:
-                raise
-            return False
 
     def forget(self):
         for p in self.optimiser.params:
