@@ -265,11 +265,11 @@ class Run:
         self.write(exported_bytes=size)
 
     def backward(self, step, ids, weights):
-        """Gradients of a batch. When memory runs out, this and all later passes are computed twice to need less of it."""
+        """Gradients of a batch. When memory runs out, this and all later passes are computed twice, to need less."""
         while True:
             try:
-                total, note, counts = losses(self.m, ids.to(self.a.device), weights.to(self.a.device), step, self.a.clip,
-                                             self.a.seed)
+                on = [t.to(self.a.device) for t in (ids, weights)]
+                total, note, counts = losses(self.m, *on, step, self.a.clip, self.a.seed)
                 total.backward()
                 return note, counts
             except torch.cuda.OutOfMemoryError:
