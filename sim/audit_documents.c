@@ -47,17 +47,18 @@ static cedar_status read_turns(const json_t *doc, const char *where, const cedar
     if (!ends) return CEDAR_E_FORMAT;
     size_t turns = json_array_size(ends);
     if (json_array_size(prompts) != turns)
-        return cedar_fail(err, CEDAR_E_FORMAT, "%s: \"prompts\" has %zu entries and \"ends\" %zu; a turn has one of each",
-                          where, json_array_size(prompts), turns);
+        return cedar_fail(err, CEDAR_E_FORMAT, "%s: \"prompts\" has %zu entries and \"ends\" %zu; a turn has one of "
+                          "each", where, json_array_size(prompts), turns);
     if (turns > o->turns) turns = o->turns;
     d->turns = cedar_calloc(turns ? turns : 1, sizeof *d->turns);
     if (!d->turns) return cedar_fail(err, CEDAR_E_OOM, "%s: no memory for %zu turns", where, turns);
     for (size_t k = 0, before = 0; k < turns; k++) {
-        int64_t prompt = json_integer_value(json_array_get(prompts, k)), end = json_integer_value(json_array_get(ends, k));
+        int64_t prompt = json_integer_value(json_array_get(prompts, k)),
+                end = json_integer_value(json_array_get(ends, k));
         if (prompt <= (int64_t)before || end <= prompt || end > count)
-            return cedar_fail(err, CEDAR_E_FORMAT, "%s: turn %zu has its prompt's end at %lld and its end at %lld; both "
-                              "must grow, from %zu on, up to the %u tokens", where, k, (long long)prompt, (long long)end,
-                              before, count);
+            return cedar_fail(err, CEDAR_E_FORMAT, "%s: turn %zu has its prompt's end at %lld and its end at %lld; "
+                              "both must grow, from %zu on, up to the %u tokens", where, k, (long long)prompt,
+                              (long long)end, before, count);
         if (end > limit) break;
         d->turns[k] = (cedar_audit_turn){ .tokens = tokens, .hit = (uint32_t)before, .prompt = (uint32_t)prompt,
                                           .end = (uint32_t)end };

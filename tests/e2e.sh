@@ -417,6 +417,7 @@ goldens() {
 
 # Token ids, one a line, as int32, little endian.
 ids_to_bytes() {
+    local id
     while read -r id; do printf "\\x$(printf %02x $((id & 255)))\\x$(printf %02x $((id >> 8)))\\0\\0"; done
 }
 

@@ -66,11 +66,13 @@ def formats():
             holds(f"{name} of {kind.__name__}", np.array_equal(getattr(quant, name)(t)[0].double().numpy(), want))
         codes, scales = oracle_quant.quant_tiles(a)
         values, s = quant.tiles(t)
-        holds(f"tiles of {kind.__name__}: codes and scales", np.array_equal(quant.codes_fp8(values, s, (32, 32)).numpy(), codes)
+        holds(f"tiles of {kind.__name__}: codes and scales",
+              np.array_equal(quant.codes_fp8(values, s, (32, 32)).numpy(), codes)
               and np.array_equal(quant.scale_bytes(s).numpy(), scales))
         codes, scales, _ = oracle_quant.fp4q32(a)
         values, s = quant.fp4q32(t)
-        holds(f"packed FP4 of {kind.__name__}: codes and scales", np.array_equal(quant.codes_fp4(values, s).numpy(), codes)
+        holds(f"packed FP4 of {kind.__name__}: codes and scales",
+              np.array_equal(quant.codes_fp4(values, s).numpy(), codes)
               and np.array_equal(quant.scale_bytes(s).numpy(), scales))
     every = torch.arange(256, dtype=torch.uint8)
     every = every[(every & 127) != 127]
@@ -112,7 +114,8 @@ def oracle(name):
     o.forward(tok[:3 * w], state)
     state.lo = [3 * w] * c.num_hidden_layers
     want = o.forward(tok[3 * w:], state)[0]
-    within(f"{name}: windows clipped in all layers", farthest(m.forward(ids, (early, early))[0][0, 3 * w:].numpy(), want), 1e-9)
+    got = m.forward(ids, (early, early))[0][0, 3 * w:].numpy()
+    within(f"{name}: windows clipped in all layers", farthest(got, want), 1e-9)
     state = v41.Sequence(c)
     o.forward(tok, state)
     _, more = m.forward(ids)
@@ -144,8 +147,9 @@ def toy(directory):
         js = json.load(f)
     js["text_config"].update(
         hidden_size=64, head_dim=32, num_attention_heads=2, qk_rope_head_dim=16, q_lora_rank=32, o_lora_rank=32,
-        sliding_window=32, index_n_heads=2, index_head_dim=32, index_topk=16, candidate_topk_blocks=4, n_routed_experts=4,
-        num_experts_per_tok=2, moe_intermediate_size=32, dspark_n_routed_experts=2, engram_vocab_size=509)
+        sliding_window=32, index_n_heads=2, index_head_dim=32, index_topk=16, candidate_topk_blocks=4,
+        n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=32, dspark_n_routed_experts=2,
+        engram_vocab_size=509)
     primes = [x for x in range(509, 700) if all(x % q for q in range(2, math.isqrt(x) + 1))]
     js["text_config"]["engram_num_embeddings"] = [sum(primes[:8]), sum(primes[8:16])]
     path = os.path.join(directory, "config.json")
@@ -154,7 +158,8 @@ def toy(directory):
     return path
 
 
-DOCUMENTS = [b"".join(b"line %d of text number %d, with some words\n" % (i * k % 97, k) for i in range(60)) for k in range(20)]
+DOCUMENTS = [b"".join(b"line %d of text number %d, with some words\n" % (i * k % 97, k) for i in range(60))
+             for k in range(20)]
 
 
 def made():
@@ -174,13 +179,15 @@ def made():
         holds(f"{kind}: every answer stands in the text before", good)
     compressed = json.load(open(os.path.join(ROOT, "scenarios", "models", "small.json")))["text_config"]
     holds("token map: size of the shape, capitals as small letters",
-          data.token_map().max() + 1 == compressed["engram_compressed_vocab_size"] and len(data.token_map()) == data.VOCAB
+          data.token_map().max() + 1 == compressed["engram_compressed_vocab_size"]
+          and len(data.token_map()) == data.VOCAB
           and data.token_map()[data.BYTE + ord("Q")] == data.token_map()[data.BYTE + ord("q")])
     early, late = train.window_bounds(np.random.default_rng(3), 8, 2000, .8, "cpu")
     at = torch.arange(2000)
     holds("window bounds grow, begin at a row of their own, and are late where early",
-          bool((late.diff(dim=1) >= 0).all() and (late <= at).all() and late.any() and (late.gather(1, late) == late).all()
-               and (early <= late).all() and ((early == late) | (early == 0)).all()))
+          bool((late.diff(dim=1) >= 0).all() and (late <= at).all() and late.any()
+               and (late.gather(1, late) == late).all() and (early <= late).all()
+               and ((early == late) | (early == 0)).all()))
 
 
 def trained(directory, cedar):
@@ -214,7 +221,8 @@ def trained(directory, cedar):
         return
     tokens = ids[0, :200].numpy().astype(np.int32)
     want = check.engine_logits(cedar, out, tokens, "wide", data.VOCAB)
-    within("export: the engine's logits are the training code's", farthest(check.training_logits(out, tokens, "wide"), want), 1e-6)
+    got = check.training_logits(out, tokens, "wide")
+    within("export: the engine's logits are the training code's", farthest(got, want), 1e-6)
 
 
 def main():

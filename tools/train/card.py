@@ -1,6 +1,7 @@
 """Writes the card of a trained model; every figure comes from a file that a measurement wrote.
 
-    card.py MODEL --manifest CORPUS.json --log DIR/log.jsonl --results RESULTS.json [--check CHECK.txt] [--conditions TEXT]
+    card.py MODEL --manifest CORPUS.json --log DIR/log.jsonl --results RESULTS.json [--check CHECK.txt]
+            [--conditions TEXT]
 
 MODEL/README.md is written. A number that was not measured is not written.
 """
@@ -18,14 +19,16 @@ def table(rows):
 
 def data_part(manifest):
     rows = [("package of Debian 12", "licence of the text", "documents", "MB")]
-    rows += [(f"`{p['file']}`", p["licence"], f"{p['documents']:,}", f"{p['bytes'] / 1e6:.1f}") for p in manifest["packages"]]
+    rows += [(f"`{p['file']}`", p["licence"], f"{p['documents']:,}", f"{p['bytes'] / 1e6:.1f}")
+             for p in manifest["packages"]]
     return f"""## Data
 
 {table(rows)}
 
-{manifest['train_documents']:,} documents ({manifest['train_bytes'] / 1e6:.1f} MB) to learn from, {manifest['held_documents']}
-({manifest['held_bytes'] / 1e6:.2f} MB) held out, split by document. Corpus sha256 `{manifest['corpus_sha256']}`. Beside the
-text: agent transcripts, needle, copy and counting tasks, made from seeds by `tools/train/data.py`."""
+{manifest['train_documents']:,} documents ({manifest['train_bytes'] / 1e6:.1f} MB) to learn from,
+{manifest['held_documents']} ({manifest['held_bytes'] / 1e6:.2f} MB) held out, split by document. Corpus sha256
+`{manifest['corpus_sha256']}`. Beside the text: agent transcripts, needle, copy and counting tasks, made from seeds by
+`tools/train/data.py`."""
 
 
 def training_part(log):
@@ -37,7 +40,8 @@ def training_part(log):
     last = steps[-1]
     lines = [("what", "measured"), ("steps", f"{last['step']:,}"), ("seconds", f"{last['seconds']:,.0f}"),
              ("tokens, about", f"{seen / 1e6:,.0f} million"), ("tokens a second, last", f"{last['tokens_s']:,}"),
-             ("loss of text, last, nats a byte", f"{last['plain']:.3f}"), ("indexer's KL, last, nats", f"{last['index']:.3f}")]
+             ("loss of text, last, nats a byte", f"{last['plain']:.3f}"),
+             ("indexer's KL, last, nats", f"{last['index']:.3f}")]
     if end:
         lines.append(("held-out bits per byte by the training code", f"{end['held_out_bpb']:.3f}"))
     return "## Training\n\n" + table(lines)
@@ -58,7 +62,8 @@ Measured with `cedar score` in exact mode ({r['backend']}, {r['arith']}; {r['ver
     for name in ("whole", *("without " + m for m in MECHANISMS)):
         e = r[name]
         ablations.append((name.replace("without ", "") if name != "whole" else "nothing",
-                          f"{e['ablation_bits_per_byte']:.3f}", f"{100 * e['needle']:.0f} %", f"{100 * e['copy']:.0f} %"))
+                          f"{e['ablation_bits_per_byte']:.3f}", f"{100 * e['needle']:.0f} %",
+                          f"{100 * e['copy']:.0f} %"))
     return f"{head}\n\n{table(rows)}\n\n{table(ablations)}\n\nAblated: {r['ablation_tasks']} tasks of each kind."
 
 
@@ -66,9 +71,10 @@ def limits_part(config):
     t = config["text_config"]
     return f"""## What it cannot do
 
-It is a model of bytes with {t['num_hidden_layers']} layers and a window of {t['sliding_window']}, trained for minutes, so
-that replay meets weights that use their window, their global KV and their indexer. It answers no questions beyond the tasks
-above, knows no facts worth relying on, and what bounded replay costs it need not be what it costs a large model."""
+It is a model of bytes with {t['num_hidden_layers']} layers and a window of {t['sliding_window']}, trained for minutes
+so that replay meets weights that use their window, their global KV and their indexer. It answers no questions beyond
+the tasks above, knows no facts worth relying on, and what bounded replay costs it need not be what it costs
+a large model."""
 
 
 def main():
@@ -83,9 +89,11 @@ def main():
     a = a.parse_args()
     load = lambda path: json.load(open(path))
     size = sum(os.path.getsize(os.path.join(a.model, f)) for f in os.listdir(a.model) if f != "README.md")
-    parts = [f"# {os.path.basename(os.path.normpath(a.model))}: a small trained model of the DeepSeek-V4.1 architecture\n\n"
+    name = os.path.basename(os.path.normpath(a.model))
+    parts = [f"# {name}: a small trained model of the DeepSeek-V4.1 architecture\n\n"
              f"{size / 1e6:.1f} MB, FP8 dense weights, FP4 experts. {a.conditions}".rstrip(),
-             data_part(load(a.manifest)), training_part([json.loads(l) for l in open(a.log)]), results_part(load(a.results))]
+             data_part(load(a.manifest)), training_part([json.loads(l) for l in open(a.log)]),
+             results_part(load(a.results))]
     if a.check:
         parts.append("## The export\n\n```\n" + open(a.check).read().strip() + "\n```")
     parts.append(limits_part(load(os.path.join(a.model, "config.json"))))

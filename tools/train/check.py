@@ -3,9 +3,9 @@
     check.py MODEL [--cedar ./cedar] [--tokens 1024] [--corpus CORPUS.xz] [--arith wide]
 
 Both run on the CPU. In `wide` (float64, only the model's own quantisers round) every logit must agree to 1e-6 of the
-largest: anything else is a difference of the two programs. In `f32` and `bf16`, decisions near a border fall differently,
-so the mean KL divergence of the training code from the engine in `wide` is compared with the noise that the engine itself
-has in the same arithmetic, and may be twice that. Exit code 1 when something differs.
+largest: anything else is a difference of the two programs. In `f32` and `bf16`, decisions near a border fall
+differently, so the mean KL divergence of the training code from the engine in `wide` is compared with the noise that
+the engine itself has in the same arithmetic, and may be twice that. Exit code 1 when something differs.
 """
 import argparse
 import os
@@ -28,8 +28,8 @@ def engine_logits(cedar, directory, ids, arith, vocab):
     with tempfile.TemporaryDirectory() as d:
         tokens, out = os.path.join(d, "tokens.bin"), os.path.join(d, "logits.bin")
         ids.astype("<i4").tofile(tokens)
-        subprocess.run([cedar, "score", "--model", directory, "--backend", "cpu", "--arith", arith, "--logits", out, tokens],
-                       check=True, stdout=subprocess.DEVNULL)
+        words = [cedar, "score", "--model", directory, "--backend", "cpu", "--arith", arith, "--logits", out, tokens]
+        subprocess.run(words, check=True, stdout=subprocess.DEVNULL)
         return np.fromfile(out, "<f4").reshape(-1, vocab)
 
 
@@ -66,8 +66,8 @@ def compare(cedar, directory, ids, arith, exact):
     far, kl, same = np.abs(a - b).max() / np.abs(a).max(), divergence(a, b).mean(), (a.argmax(1) == b.argmax(1)).mean()
     noise = divergence(a, engine_logits(cedar, directory, ids, arith, a.shape[1])).mean()
     good = far <= 1e-6 if arith == "wide" else kl <= TIMES_NOISE * noise
-    print(f"training in {arith} against the engine in wide: {len(ids)} rows, farthest logit {far:.1e} of the largest, mean KL "
-          f"{kl:.1e} (the engine's own in {arith}: {noise:.1e}), same most likely token {100 * same:.2f} %: "
+    print(f"training in {arith} against the engine in wide: {len(ids)} rows, farthest logit {far:.1e} of the largest, "
+          f"mean KL {kl:.1e} (the engine's own in {arith}: {noise:.1e}), same most likely token {100 * same:.2f} %: "
           f"{'agree' if good else 'DIFFER'}", flush=True)
     return good
 

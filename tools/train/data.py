@@ -188,7 +188,7 @@ def needle(rng, docs, size, count=None, depths=None):
     """Facts hidden in text and asked for at the end. depths: where each fact is planted, as parts of the text."""
     count = count or 1 + int(rng.integers(1 + size // 512))
     facts = [(name(rng), "".join(map(str, rng.integers(0, 10, 6)))) for _ in range(count)]
-    text = excerpt(rng, docs, size - 84 * count)
+    text = excerpt(rng, docs, size - 96 * count)
     places = sorted((int(len(text) * (rng.random() if depths is None else depths[k])), k) for k in range(count))
     out, at = [], 0
     for place, k in places:
@@ -278,7 +278,8 @@ def tokens(parts):
     """Pieces of a made document -> int32 ids, float32 weights; begins with BEGIN."""
     ids, weights = [np.array([BEGIN], np.int32)], [np.array([0], np.float32)]
     for piece, weight in parts:
-        t = np.array([piece], np.int32) if isinstance(piece, int) else np.frombuffer(piece, np.uint8).astype(np.int32) + BYTE
+        special = isinstance(piece, int)
+        t = np.array([piece], np.int32) if special else np.frombuffer(piece, np.uint8).astype(np.int32) + BYTE
         ids.append(t)
         weights.append(np.full(len(t), weight, np.float32))
     return np.concatenate(ids), np.concatenate(weights)

@@ -2,8 +2,8 @@
 
     documents.py CORPUS.xz OUT.json [--texts 40] [--transcripts 40] [--turns 4] [--tokens 4000]
 
-A text is cut into turns of equal length, the last eighth of each being the forced answer. In a transcript, the answers are
-what the assistant writes, several calls and their results to a turn.
+A text is cut into turns of equal length, the last eighth of each being the forced answer. In a transcript, the answers
+are what the assistant writes, several calls and their results to a turn.
 """
 import argparse
 import json
@@ -17,14 +17,15 @@ def text(name, content, turns, tokens):
     """One held-out document."""
     ids = data.tokens([(content[:tokens - 1], 1.)])[0]
     ends = [len(ids) * (k + 1) // turns for k in range(turns)]
-    return {"name": name[-60:], "tokens": ids.tolist(), "prompts": [e - len(ids) // turns // 8 for e in ends], "ends": ends}
+    prompts = [e - len(ids) // turns // 8 for e in ends]
+    return {"name": name[-60:], "tokens": ids.tolist(), "prompts": prompts, "ends": ends}
 
 
 def transcript(name, documents, seed, turns, tokens):
     """One made transcript: every (messages / turns)-th answer of the assistant ends a turn."""
     ids = data.tokens(data.agent(np.random.default_rng([31, seed]), documents, tokens))[0][:tokens]
-    starts = np.flatnonzero(ids == data.ASSISTANT)
-    answers = [(int(s) + 1, int(s) + 1 + int(np.argmax(ids[s:] == data.END))) for s in starts if (ids[s:] == data.END).any()]
+    answers = [(int(s) + 1, int(s) + 1 + int(np.argmax(ids[s:] == data.END)))
+               for s in np.flatnonzero(ids == data.ASSISTANT) if (ids[s:] == data.END).any()]
     chosen = [answers[(k + 1) * len(answers) // turns - 1] for k in range(turns)] if len(answers) >= turns else answers
     return {"name": name, "tokens": ids.tolist(), "prompts": [a for a, _ in chosen], "ends": [b for _, b in chosen]}
 

@@ -1,5 +1,5 @@
-"""What a checkpoint can do, measured by cedar in exact mode: bits per byte of held-out text beside xz -9, needle and copy
-tasks, and how much each mechanism is worth.
+"""What a checkpoint can do, measured by cedar in exact mode: bits per byte of held-out text beside xz -9, needle and
+copy tasks, and how much each mechanism is worth.
 
     evaluate.py MODEL --corpus CORPUS.xz --out RESULTS.json [--cedar ./cedar] [--backend cpu|cuda] [--arith f32|bf16]
 
@@ -105,7 +105,8 @@ def ablate(directory, out, mechanism):
         json.dump(config, f, indent=1)
     for file in sorted(os.listdir(out)):
         if file.endswith(".safetensors"):
-            export.edit_safetensors(os.path.join(out, file), lambda name, a: zero(name, a, mechanism, text["hidden_size"]))
+            export.edit_safetensors(os.path.join(out, file),
+                                    lambda name, a: zero(name, a, mechanism, text["hidden_size"]))
 
 
 def zero(name, a, mechanism, hidden):
@@ -128,10 +129,11 @@ def measure(a):
     corpus, engine = data.Corpus(a.corpus), Engine(a.cedar, a.backend, a.arith)
     sequences, used = text_sequences(corpus.held, a.bytes, a.length)
     made = {kind: tasks(corpus.held, kind, a.tasks, a.task_length) for kind in ("needle", "copy")}
+    version = subprocess.run([a.cedar, "--version"], stdout=subprocess.PIPE, text=True)
     xz = 8 * len(lzma.compress(used, preset=9)) / len(used)
-    r = {"model": os.path.basename(os.path.normpath(a.model)), "backend": a.backend, "arith": a.arith, "bytes": len(used),
-         "sequence_tokens": a.length, "xz9_bits_per_byte": xz, "tasks": a.tasks, "task_tokens": a.task_length,
-         "version": subprocess.run([a.cedar, "--version"], stdout=subprocess.PIPE, text=True).stdout.strip()}
+    r = {"model": os.path.basename(os.path.normpath(a.model)), "backend": a.backend, "arith": a.arith,
+         "bytes": len(used), "sequence_tokens": a.length, "xz9_bits_per_byte": xz, "tasks": a.tasks,
+         "task_tokens": a.task_length, "version": version.stdout.strip()}
     small, small_used = text_sequences(corpus.held, min(a.bytes, a.ablation_bytes), a.length)
     with tempfile.TemporaryDirectory() as d:
         for mechanism in ("", *MECHANISMS):

@@ -91,7 +91,8 @@ def tokenizer():
     return {"version": "1.0", "truncation": None, "padding": None, "added_tokens": special, "normalizer": None,
             "pre_tokenizer": level, "post_processor": None, "decoder": level,
             "model": {"type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
-                      "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False, "vocab": vocab, "merges": []}}
+                      "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False, "vocab": vocab,
+                      "merges": []}}
 
 
 def export(model, directory):
@@ -127,8 +128,8 @@ def read_safetensors(path):
     with open(path, "rb") as f:
         header = json.loads(f.read(struct.unpack("<Q", f.read(8))[0]))
         blob = f.read()
-    return {name: (t["dtype"], np.frombuffer(blob[slice(*t["data_offsets"])], CODES[t["dtype"]]).reshape(t["shape"]).copy())
-            for name, t in header.items() if name != "__metadata__"}
+    values = lambda t: np.frombuffer(blob[slice(*t["data_offsets"])], CODES[t["dtype"]]).reshape(t["shape"]).copy()
+    return {name: (t["dtype"], values(t)) for name, t in header.items() if name != "__metadata__"}
 
 
 def edit_safetensors(path, change):

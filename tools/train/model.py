@@ -6,7 +6,8 @@ K picked entries. All sequences of a batch start at position 0. Names of weights
 ".weight"; the routed experts of a layer are one stacked tensor "layers.L.ffn.experts.wX" [experts, out, in].
 
 What learns from what: the loss of the next token trains all but the indexer and the drafter. The indexer learns the
-attention of the layers that use its picks (KL, its inputs detached); the drafter learns the text from detached features.
+attention of the layers that use its picks (KL, its inputs detached); the drafter learns the text from detached
+features.
 """
 import json
 import math
@@ -58,7 +59,10 @@ class Shape:
         return i in self.index_source_layer_ids
 
     def tensors(self):
-        """Every tensor as (name, kind, shape), scales left out, routed experts stacked. kind: fp8, fp4, rows, bf16, f32."""
+        """Every tensor as (name, kind, shape), scales left out, routed experts stacked.
+
+        kind: fp8, fp4, rows, bf16, f32.
+        """
         d, n, hd, ql, v = self.hidden_size, self.hc_mult, self.head_dim, self.q_lora_rank, self.vocab_size
         lora, heads, moe = self.o_groups * self.o_lora_rank, self.num_attention_heads, self.moe_intermediate_size
         last = f"mtp.{self.num_nextn_predict_layers - 1}"
@@ -115,7 +119,7 @@ def next_n(iterator, n):
 def rms_norm(x, weight, eps):
     """RMSNorm of rows [N, D], in the type of `weight`."""
     x = x.to(weight.dtype)
-    return weight * (x * torch.rsqrt((x * x).mean(-1, keepdim=True) + max(eps, torch.finfo(x.dtype).tiny)))
+    return weight * (x * torch.rsqrt((x * x).mean(-1, keepdim=True) + eps))
 
 
 def hc_coefficients(m, base, scale, eps):
@@ -212,10 +216,11 @@ class Model:
         """Seeded weights to train from, each tensor from a stream of its own."""
         for index, (name, _, shape) in enumerate(self.c.tensors()):
             g = torch.Generator().manual_seed(seed * 1_000_003 + index)
-            self.w[name] = initial(name, shape, self.c, g).to(self.device).requires_grad_(not name.endswith("gate.bias_vl"))
+            w = initial(name, shape, self.c, g).to(self.device)
+            self.w[name] = w.requires_grad_(not name.endswith("gate.bias_vl"))
 
     def quantise_weights(self):
-        """All weights as the engine will read them, those of one kind and shape together. Table rows wait till looked up."""
+        """All weights as the engine will read them, those of one kind and shape together; table rows when looked up."""
         groups = {}
         for name, w in self.w.items():
             groups.setdefault((self.kind[name], tuple(w.shape)), []).append(name)
@@ -275,7 +280,7 @@ class Model:
     def hc(self, p, site, h):
         """Coefficients of a site from the streams."""
         v = h.flatten(-2).to(self.real)
-        scale = torch.rsqrt((v * v).mean(-1, keepdim=True) + torch.finfo(self.real).tiny)
+        scale = torch.rsqrt((v * v).mean(-1, keepdim=True) + self.c.rms_norm_eps)
         m = (v @ self.exact(f"{p}.hc_{site}_fn").T) * scale
         pre, post, comb = self.rows("hc_coefficients", m.dim() - 1, m, self.exact(f"{p}.hc_{site}_base"),
                                     self.exact(f"{p}.hc_{site}_scale"), self.c.hc_eps)
@@ -299,13 +304,13 @@ class Model:
         """Routed experts and the shared one. x [..., D] -> [..., D], tokens per expert."""
         lead, x = x.shape[:-1], x.flatten(0, -2)
         z = x.to(self.real) @ self.exact(f"{p}.gate").T
-        s = F.softplus(z).sqrt()
+        s = F.softplus(z).clamp(min=1e-20).sqrt()         # the root of 0 has no gradient
         ids = (s + self.exact(f"{p}.gate.bias")).topk(k, sorted=False).indices
         w = s.gather(1, ids)
         w = w / (w.sum(1, keepdim=True) + 1e-20) * self.c.routed_scaling_factor
         y, counts = self.routed(f"{p}.experts", self.quantise(x), ids, w)
-        shared = self.rows("swiglu", 1, self.linear(x, f"{p}.shared_experts.w1"), self.linear(x, f"{p}.shared_experts.w3"),
-                           self.c.swiglu_limit, self.real).to(self.mm)
+        a, b = (self.linear(x, f"{p}.shared_experts.{m}") for m in ("w1", "w3"))
+        shared = self.rows("swiglu", 1, a, b, self.c.swiglu_limit, self.real).to(self.mm)
         return (y + self.linear(shared, f"{p}.shared_experts.w2").to(self.real)).to(self.mm).view(*lead, -1), counts
 
     def routed(self, p, x, ids, w):
@@ -320,7 +325,8 @@ class Model:
         place = expert * room + torch.arange(n * k, device=x.device) - first[expert]
         rows = x[:, None].expand(n, k, -1).flatten(0, 1).index_select(0, order)
         rows = x.new_zeros(experts * room, x.shape[-1]).index_copy(0, place, rows).view(experts, room, -1)
-        share = w.new_zeros(experts * room).index_copy(0, place, w.flatten().index_select(0, order)).view(experts, room, 1)
+        share = w.new_zeros(experts * room).index_copy(0, place, w.flatten().index_select(0, order))
+        share = share.view(experts, room, 1)
         a, b = (rows.to(self.mm) @ self.weight(f"{p}.{m}").mT for m in ("w1", "w3"))
         y = (share * self.rows("swiglu", 2, a, b, self.c.swiglu_limit, self.real)).to(self.mm)
         y = self.quantise(y) @ self.weight(f"{p}.w2").mT
@@ -349,7 +355,7 @@ class Model:
     def local_logits(self, q, kv, lo):
         """Logits of the window: q [B, T, H, d], kv [B, T, d], lo [B, T] first readable position or None.
 
-        T is a multiple of W. -> logits [B, T, H, 2W], keys [B, T/W, 2W, d]: each block of W rows sees two blocks of keys.
+        T is a multiple of W. -> logits [B, T, H, 2W], keys [B, T/W, 2W, d]: a block of W rows sees two blocks of keys.
         """
         (b, t, heads, d), w = q.shape, self.c.sliding_window
         padded = F.pad(kv, (0, 0, w, 0))
@@ -380,7 +386,8 @@ class Model:
         x = x[:, :x.shape[1] // r * r]
         z = x.to(self.mm) @ self.weight(f"{p}.compressor.wkv").T
         if r > 1:
-            share = (x.to(self.mm) @ self.weight(f"{p}.compressor.wgate").T).to(self.real).unflatten(1, (-1, r)).softmax(2)
+            share = (x.to(self.mm) @ self.weight(f"{p}.compressor.wgate").T).to(self.real)
+            share = share.unflatten(1, (-1, r)).softmax(2)
             z = (share * z.to(self.real).unflatten(1, (-1, r))).sum(2).to(self.mm)
         latent = self.norm(z, f"{p}.compressor.norm")
         angles = self.angles(i, torch.arange(latent.shape[1], device=x.device) * r)
@@ -456,11 +463,12 @@ class Model:
 
     @torch.no_grad()
     def teach(self, q, kv, lo, sink, rows, s, i):
-        """Adds this layer's attention to all visible entries, at the sampled rows, to what the indexer should follow."""
+        """Adds this layer's attention to all visible entries, at sampled rows, to what the indexer should follow."""
         d, w = q.shape[-1], self.c.sliding_window
         at = rows[:, None] - torch.arange(w, device=q.device)
         seen = (at >= 0)[None] if lo is None else (at >= 0)[None] & (at[None] >= lo[:, rows, None])
-        near = (q[:, rows] @ kv[:, at.clamp(min=0)].mT).to(self.real).masked_fill(~seen[:, :, None], -math.inf) * d ** -.5
+        near = (q[:, rows] @ kv[:, at.clamp(min=0)].mT).to(self.real) * d ** -.5
+        near = near.masked_fill(~seen[:, :, None], -math.inf)
         far = torch.einsum("brhd,bcd->brhc", q[:, rows], s.entries.detach()).to(self.real) * d ** -.5
         hidden = torch.arange(far.shape[-1], device=q.device) >= ((rows + 1) // s.ratio)[:, None]
         far = far.masked_fill(hidden[:, None], -math.inf)
@@ -496,7 +504,7 @@ class Model:
         kv = self.linear(rows.to(self.mm).flatten(-2), f"{p}.wkv").to(self.real)
         key, value = kv[..., :-c.hidden_size].view(h.shape), kv[..., -c.hidden_size:]
         x = h.to(self.real)
-        inverse = lambda v: torch.rsqrt((v * v).mean(-1) + torch.finfo(self.real).tiny)
+        inverse = lambda v: torch.rsqrt((v * v).mean(-1) + self.c.rms_norm_eps)
         dot = (x * self.exact(f"{p}.q_weight") * self.exact(f"{p}.k_weight") * key).sum(-1)
         dot = dot * inverse(x) * inverse(key) * c.hidden_size ** -.5
         gate = torch.sigmoid(torch.copysign(dot.abs().clamp(min=1e-6).sqrt(), dot))
@@ -526,8 +534,8 @@ class Model:
             if i in c.dspark_target_layer_ids:
                 features.append(h.detach().to(self.real).mean(-2).to(self.mm))
             low = lo and lo[i > c.cut]
-            h, pre, counts[f"layers.{i}"] = self.block(f"layers.{i}", h, pre,
-                                                       lambda x: self.attention(i, x, s, low, rows), c.num_experts_per_tok)
+            attend = lambda x: self.attention(i, x, s, low, rows)
+            h, pre, counts[f"layers.{i}"] = self.block(f"layers.{i}", h, pre, attend, c.num_experts_per_tok)
         y = self.full_norm(self.collapse(h, pre), "norm")
         more = {"features": features, "counts": counts, "students": s.students, "teachers": s.teachers}
         return y @ self.exact("head").T, more
@@ -535,7 +543,8 @@ class Model:
     def draft(self, features, ids, at):
         """Draft blocks after the positions `at` [A], each given the token that follows it.
 
-        features: of the `forward` before. -> logits [B, A, block, V] along the text's own Markov chain, confidence [B, A, block].
+        features: of the `forward` before. -> logits [B, A, block, V] along the text's own Markov chain, confidence
+        [B, A, block], tokens of each expert.
         """
         c = self.c
         size, w, last = c.dspark_block_size, c.sliding_window, f"mtp.{c.num_nextn_predict_layers - 1}"
@@ -571,7 +580,8 @@ class Model:
         logits = self.full_norm(y, f"{last}.norm") @ self.exact("head").detach().T
         e = F.embedding(ids[:, pos], self.exact(f"{last}.markov_head.embed"))
         logits = logits + e @ self.exact(f"{last}.markov_head.head").T
-        confidence = torch.cat((y.detach().to(self.real), e.detach()), -1) @ self.exact(f"{last}.confidence_head.proj")[0]
+        seen = torch.cat((y.detach().to(self.real), e.detach()), -1)
+        confidence = seen @ self.exact(f"{last}.confidence_head.proj")[0]
         return logits, confidence, counts
 
 

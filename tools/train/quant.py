@@ -90,7 +90,8 @@ def codes_fp8(values, scales, block):
 def codes_fp4(values, scales):
     """Packed E2M1 bytes [..., K/2] of values [..., K] with a scale per 32: the low nibble is the even element."""
     x = values.float() / scales.repeat_interleave(32, -1)
-    c = torch.searchsorted(torch.tensor(E2M1), x.abs().contiguous()).to(torch.uint8) | (torch.signbit(x) << 3).to(torch.uint8)
+    c = torch.searchsorted(torch.tensor(E2M1), x.abs().contiguous()).to(torch.uint8)
+    c = c | (torch.signbit(x) << 3).to(torch.uint8)
     return c[..., 0::2] | c[..., 1::2] << 4
 
 

@@ -1,7 +1,7 @@
 """The Sinkhorn rounds of mHC as one kernel, forward and backward: in plain PyTorch they are hundreds of small ones.
 
-A division y = x / (s + eps) by sums s is undone by x = y * (s + eps), so the backward pass needs the result and the sums
-alone: dx = (dy - sum(dy * y)) / (s + eps).
+A division y = x / (s + eps) by sums s is undone by x = y * (s + eps), so the backward pass needs the result and the
+sums alone: dx = (dy - sum(dy * y)) / (s + eps).
 """
 import torch
 

@@ -123,10 +123,10 @@ def balance(m, counts, part):
 # --- losses -----------------------------------------------------------------------------------------------------------
 
 def window_bounds(rng, rows, length, share, device):
-    """First window position of every row, for layers up to the cut and behind it: what bounded replay leaves of windows.
+    """First window position of every row, for layers up to the last KV source and for those behind it.
 
-    A part `share` of the sequences is cut at random places. From a cut on, rows do not read window keys before it: behind
-    the last KV source alone (decoder replay), or in all layers (encoder replay too).
+    What bounded replay leaves: a part `share` of the sequences is cut at random places. From a cut on, rows do not read
+    window keys before it: behind the last KV source alone (decoder replay), or in all layers (encoder replay too).
     """
     early, late = torch.zeros(rows, length, dtype=torch.long), torch.zeros(rows, length, dtype=torch.long)
     for k in range(rows):
@@ -141,7 +141,7 @@ def window_bounds(rng, rows, length, share, device):
 
 
 def follow(students, teachers):
-    """The indexers' loss: KL of index scores to attention, and the attention mass that the scores' best entries hold."""
+    """The indexers' loss, KL of index scores to attention: the sum to descend, and each indexer's part."""
     total, parts = 0., []
     for student, teacher in zip(students, teachers):
         mass = teacher.sum(-1, keepdim=True)
@@ -237,7 +237,8 @@ class Run:
 
     def write(self, **numbers):
         seconds = round(self.before + time.monotonic() - self.start, 1)
-        line = json.dumps({"step": self.step, "seconds": seconds} | numbers)
+        known = {k: v for k, v in numbers.items() if not isinstance(v, float) or math.isfinite(v)}
+        line = json.dumps({"step": self.step, "seconds": seconds} | known)
         print(line, flush=True)
         self.log.write(line + "\n")
         self.log.flush()
@@ -264,32 +265,30 @@ class Run:
         self.write(exported_bytes=size)
 
     def backward(self, step, ids, weights):
-        total, note, counts = losses(self.m, ids.to(self.a.device), weights.to(self.a.device), step, self.a.clip,
-                                     self.a.seed)
-        total.backward()
-        return note, counts
+        """Gradients of a batch. When memory runs out, this and all later passes are computed twice, to need less."""
+        while True:
+            try:
+                on = [t.to(self.a.device) for t in (ids, weights)]
+                total, note, counts = losses(self.m, *on, step, self.a.clip, self.a.seed)
+                total.backward()
+                return note, counts
+            except torch.cuda.OutOfMemoryError:
+                if self.m.save_memory:
+                    raise
+            total = note = counts = None
+            self.forget()
+            torch.cuda.empty_cache()
+            self.m.save_memory = True
+            self.write(save_memory=True, length=ids.shape[1] - 1)
 
     def rehearse(self):
         """Every length once, longest first, without a step: what does not fit or compile shows now, not at the end."""
         for length in sorted({l for _, l in self.lengths}, reverse=True):
-            if not self.fits(length):
-                torch.cuda.empty_cache()
-                self.m.save_memory = True
-                self.backward(*Batches(self.corpus.train, self.a.seed, self.a.tokens)[0, length])
+            self.backward(*Batches(self.corpus.train, self.a.seed, self.a.tokens)[0, length])
             self.forget()
             self.write(rehearsed=length, save_memory=self.m.save_memory,
                        gpu_gib=round(torch.cuda.max_memory_allocated() / 2 ** 30, 1) if self.a.device == "cuda" else 0)
         self.write(held_out_bpb_before=round(held_out(self.m, self.corpus.held, self.evaluated, batches=1), 4))
-
-    def fits(self, length):
-        """A pass of this length; False when memory ran out for the first time."""
-        try:
-            self.backward(*Batches(self.corpus.train, self.a.seed, self.a.tokens)[0, length])
-            return True
-        except torch.cuda.OutOfMemoryError:
-            if self.m.save_memory:
-                raise
-            return False
 
     def forget(self):
         for p in self.optimiser.params:
@@ -317,7 +316,7 @@ class Run:
     def prepare(self):
         """Takes the fused kernels that work here, and rehearses."""
         if not quant.agrees(self.a.device):
-            raise SystemExit(f"the number formats come out differently on {self.a.device}: training there would be wrong")
+            raise SystemExit(f"number formats come out differently on {self.a.device}: training there would be wrong")
         fused = self.kernel_works()
         self.m.sinkhorn = sinkhorn.fused if fused else sinkhorn.plain
         plain = self.m.f
@@ -337,8 +336,9 @@ class Run:
             step += 1
 
     def run(self):
-        loader = DataLoader(Batches(self.corpus.train, self.a.seed, self.a.tokens), batch_size=None, sampler=self.keys(),
-                            num_workers=self.a.workers, prefetch_factor=4 if self.a.workers else None)
+        loader = DataLoader(Batches(self.corpus.train, self.a.seed, self.a.tokens), batch_size=None,
+                            sampler=self.keys(), num_workers=self.a.workers,
+                            prefetch_factor=4 if self.a.workers else None)
         batches = iter(loader)          # its processes start before anything is compiled
         self.prepare()
         bad, told, saved, seen = 0, time.monotonic(), time.monotonic(), 0
