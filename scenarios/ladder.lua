@@ -1,15 +1,16 @@
 -- ladder: what does each optimisation give, one at a time, from a day-0 engine to bounded replay with speculation?
 --
--- Time      a minute and a half on two cores: modelled for the full model on four GB300 (TP4), no GPU. On an engine:
+-- Time      a minute on two cores: modelled for the full model on GB300 (TP4 and DEP2), no GPU. On an engine:
 --           cedar run scenarios/ladder.lua clock=measured                                  the tiny model on the CPU
 --           cedar run scenarios/ladder.lua clock=measured model=flash-e32 backend=cuda arith=bf16        one H200
+--           (seconds, and not timed yet)
 -- Plays     Per rung: one prompt of 1 K to 128 K tokens alone, prefix caching off (TTFT); 48 recorded coding-agent
 --           sessions at full length by the fast AgentX rules, more and more lanes (ITL of one lane, throughput at
 --           150 tok/s per user); and, on the tiny model, quality against exact recomputation.
--- Look at   v_ladder: each rung's figures and factors. A ladder is modelled or measured, never both. Two modelled
---           ladders: speculation as the last rung, and on every rung, as in what is published. No quality is known of
---           rungs that change no numerics here; the first rung's FP8 rows have no engine to measure.
--- Modelled figures move with scenarios/hardware/gb300-tp4.lua: its anchors are no checks
+-- Look at   v_ladder: each rung's figures and factors. A ladder is modelled or measured, never both. Three modelled
+--           ladders: speculation as the last rung; and on every rung, as in what is published, for both layouts. No
+--           quality is known of rungs that change no numerics here; FP8 rows have no engine to measure.
+-- Modelled figures move with scenarios/hardware/gb300-*.lua: their anchors are no checks
 -- (docs/evidence/2026-11-30-ladder.md has all comparisons with what is published).
 
 local prompt = "traces/cedar/prompt.json"       -- 2048 tokens, scaled
@@ -85,13 +86,13 @@ local function quality(rung, base, note)
                               clock = "measured", replay = replay, quality = true, lanes = 2, turns_max = 3,
                               page_tokens = tiny and 16 or 64, step_tokens = tiny and 128 or 2048,
                               trace = "traces/kv-cache-tester/trace_0187.json,traces/kv-cache-tester/trace_0538.json",
-                              length_scale = (tiny or model == "flash") and 1/32 or 1 }
+                              length_scale = (tiny or model == "flash") and 1/32 or 1/8 }
   end
   local r = qualities[replay]
   figure(rung, "kl_mean", "nats", r.kl_mean, { n = r.quality_rows, run = r, note = note })
 end
 
-local function ladder_of(title, base, rungs, climb)
+local function ladder_of(title, hardware, base, rungs, climb)
   local state, set = base, {}
   for i, rung in ipairs(rungs) do
     rung.figures = {}
@@ -102,7 +103,7 @@ local function ladder_of(title, base, rungs, climb)
     set[i] = { name = rung.name, why = rung.why, switches = rung.set, figures = rung.figures }
   end
   ladder { title = title, provenance = measured and "measured" or "modelled", model = model,
-           hardware = measured and (gpu and "the GPU of the run" or "the CPU of the run") or "gb300-tp4", rungs = set,
+           hardware = hardware, rungs = set,
            note = measured and "" or "modelled time; kl_mean alone is measured, on the tiny model with seeded weights" }
 end
 
@@ -148,7 +149,7 @@ local function at_floor(rung, points, gpus)
            note = "on the front of p90 interactivity, between runs of different lanes; least and most of the seeds" })
 end
 
-local function agents(rung, base, lanes)
+local function agents(rung, base, lanes, gpus)
   local load = merged(base, { label = rung.name, rules = "agentx-fast", page_tokens = 64, step_tokens = 8192, seed = 42,
                               trace = "traces/kv-cache-tester/corpus48.jsonl.gz", steps_per_row = 4096 })
   local points = sweep(load, { lanes = lanes })
@@ -163,15 +164,15 @@ local function agents(rung, base, lanes)
   figure(rung, "ttft_agentx", "ms", first.ttft_mean_ms, { n = first.requests - first.warmup_requests, run = first })
   figure(rung, "interactivity_p90", "tok/s/user", first.interactivity_p90, { run = first })
   figure(rung, "kv_tokens_max", "tokens", first.kv_tokens_fit, { run = first })
-  at_floor(rung, points, 4)
+  at_floor(rung, points, gpus)
 end
 
-local function modelled(title, base, rungs, lanes)
+local function modelled(title, gpus, base, rungs, lanes)
   head(title, "128k")
   local before
-  ladder_of(title, base, rungs, function(rung, state)
+  ladder_of(title, base.hardware, base, rungs, function(rung, state)
     single_prompts(rung, merged(state, { step_tokens = 32768 }), lengths)
-    agents(rung, state, lanes)
+    agents(rung, state, lanes, gpus)
     quality(rung, state, "on the tiny model, seeded weights")
     show(rung)
     if before then
@@ -193,11 +194,13 @@ end
 
 if not measured then
   local base = { model = "flash", clock = "modelled", hardware = "gb300-tp4" }
-  local rungs = rungs_for(function(r) return r.both or not r.on end)
-  modelled("speculation last", base, rungs, { 1, 2, 4, 8, 16, 32, 64, 128 })
-  rungs = rungs_for(function(r) return (r.both or not r.on) and not r.speculation end)
-  modelled("speculation on every rung, as published", merged(base, speculation), rungs,
+  local function modelled_rung(r) return r.both or not r.on end
+  local function same_drafts(r) return modelled_rung(r) and not r.speculation end
+  modelled("TP4, speculation last", 4, base, rungs_for(modelled_rung), { 1, 2, 4, 8, 16, 32, 64, 128 })
+  modelled("TP4, speculation on every rung, as published", 4, merged(base, speculation), rungs_for(same_drafts),
            { 1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128 })
+  modelled("DEP2, speculation on every rung, as published", 2, merged(base, speculation, { hardware = "gb300-dep2" }),
+           rungs_for(same_drafts), { 1, 4, 8, 12, 16, 24, 32, 64 })
   return
 end
 
@@ -206,7 +209,8 @@ end
 local rungs = rungs_for(function(r) return r.on == "any" or r.on == "gpu" and gpu end)
 local base = { model = model, clock = "measured", page_tokens = tiny and 16 or 64 }
 head("measured", tiny and "2k" or "128k")
-ladder_of("on the engine at hand", base, rungs, function(rung, state)
+ladder_of("on the engine at hand", "the " .. (gpu and "GPU" or "CPU") .. " of its runs", base, rungs,
+          function(rung, state)
   state = merged(state, { kv_rows = "fp4", window_cache_bytes = 0 })
   single_prompts(rung, merged(state, { step_tokens = 2048 }), lengths)
   local r = run(merged(state, { label = rung.name .. ", agents", lanes = 2, think_cap_s = 1, turns_max = 3,

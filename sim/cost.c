@@ -10,6 +10,7 @@
 const cedar_hardware_key *cedar_hardware_keys(size_t *count) {
     static const cedar_hardware_key keys[] = {
         KEY(gpus, 1, 1024, NAN, "GPUs that serve one replica together"),
+        KEY(attention_ranks, 1, 1024, 1, "groups of GPUs with attention of their own, 1 = all share each row's"),
         KEY(hbm_bytes, 1e6, 1e15, NAN, "device memory of one GPU, bytes"),
         KEY(copy_bytes_s, 1e6, 1e15, NAN, "bandwidth of a large copy, bytes read plus written per second"),
         KEY(matmul_flop_s, 1e6, 1e19, NAN, "dense matrix rate in the precision used, operations per second"),
@@ -67,11 +68,11 @@ double cedar_cost_experts_touched(const cedar_config *c, uint32_t rows) {
     return touched(c->experts, c->experts_per_token, rows);
 }
 
-double cedar_cost_weight_bytes(const cedar_config *c, bool tables) {
+double cedar_cost_weight_bytes(const cedar_config *c, double ranks) {
     cedar_memory_plan p;
     cedar_err err;
     if (cedar_plan_memory(c, NULL, &p, &err)) return INFINITY;
-    return (double)(p.weight_bytes - (tables ? 0 : p.engram_table_bytes));
+    return (double)p.expert_bytes + ranks * (double)(p.weight_bytes - p.engram_table_bytes - p.expert_bytes);
 }
 
 static double larger(double a, double b) { return a > b ? a : b; }
@@ -156,6 +157,7 @@ cedar_status cedar_cost_make(const cedar_config *c, const cedar_hardware *hw, co
         .index_bytes = fp8_bytes((double)c->index_heads * c->index_dim * ql) + 2.0 * c->index_heads * d,
         .expert_bytes = fp4_bytes(expert),
         .head_bytes = 2.0 * c->vocab * d,
+        .own_flop = 2 * (attention + expert + router + mix),
         .layer_flop = 2 * (attention + (c->experts_per_token + 1) * expert + router + mix),
         .core_flop = 4 * heads,
         .score_flop = 2.0 * c->index_heads * c->index_dim,
@@ -172,10 +174,15 @@ cedar_status cedar_cost_make(const cedar_config *c, const cedar_hardware *hw, co
     return CEDAR_OK;
 }
 
-/* Sums over rows: how many run in a layer group, and their contexts. */
+/* Sums over rows: how many run in a layer group, and their contexts. spread: times that a rank takes longer for its
+ * rows than all would if they shared them: 1 when every rank has some. */
 typedef struct rows_sum {
-    double rows, context;
+    double rows, context, spread;
 } rows_sum;
+
+static double spread_of(const cedar_cost *k, uint32_t sequences) {
+    return k->hw.attention_ranks / larger(1, smaller(k->hw.attention_ranks, sequences));
+}
 
 static void add_rows(double *sum, double *context, uint32_t pos, uint32_t rows) {
     *sum += rows;
@@ -208,20 +215,20 @@ static kind_load load_kind(const cedar_cost *k, const cedar_cost_kind *kind, con
     return l;
 }
 
-static void price_attention(const cedar_cost *k, const cedar_cost_kind *kind, double rows, const kind_load *l,
+static void price_attention(const cedar_cost *k, const cedar_cost_kind *kind, const rows_sum *s, const kind_load *l,
                             kind_price *p) {
-    double keys = l->keys;
+    double keys = l->keys, rows = s->rows;
     p->key_bytes = rows * (keys * k->window_key_bytes + (kind->ratio > 0 ? l->chosen * k->kv_key_bytes : 0));
     if (kind->ratio > 0) keys += l->chosen;
     p->core = rows * keys * k->core_flop;
-    p->attention_ns = larger(p->key_bytes / k->bandwidth, p->core / k->attention_rate) * 1e9;
+    p->attention_ns = s->spread * larger(p->key_bytes / k->bandwidth, p->core / k->attention_rate) * 1e9;
 }
 
-static void price_indexer(const cedar_cost *k, double rows, const kind_load *l, kind_price *p) {
+static void price_indexer(const cedar_cost *k, const rows_sum *s, const kind_load *l, kind_price *p) {
     p->score = l->entries * k->score_flop;
     /* rows of one prompt share the keys they scan; the bytes of a scan count once per 64 rows */
-    p->scan_bytes = l->entries * k->index_key_bytes / larger(1, smaller(rows, 64));
-    p->indexer_ns = larger(p->scan_bytes / k->bandwidth, p->score / k->indexer_rate) * 1e9;
+    p->scan_bytes = l->entries * k->index_key_bytes / larger(1, smaller(s->rows, 64));
+    p->indexer_ns = s->spread * larger(p->scan_bytes / k->bandwidth, p->score / k->indexer_rate) * 1e9;
 }
 
 static void price_kinds(const cedar_cost *k, const rows_sum *s, kind_price *out) {
@@ -229,8 +236,8 @@ static void price_kinds(const cedar_cost *k, const rows_sum *s, kind_price *out)
     for (uint32_t n = 0; n < k->kind_count; n++) {
         kind_load l = load_kind(k, &k->kinds[n], s, mean);
         out[n] = (kind_price){ 0 };
-        price_attention(k, &k->kinds[n], s->rows, &l, &out[n]);
-        if (k->kinds[n].scores) price_indexer(k, s->rows, &l, &out[n]);
+        price_attention(k, &k->kinds[n], s, &l, &out[n]);
+        if (k->kinds[n].scores) price_indexer(k, s, &l, &out[n]);
     }
 }
 
@@ -251,22 +258,23 @@ static double hide(const cedar_cost *k, double weights_ns, double matmul_ns) {
     return larger(weights_ns, matmul_ns) + (1 - k->hw.overlap) * smaller(weights_ns, matmul_ns);
 }
 
-/* Weights are read once; per-row work adds up. */
+/* Weights are read once, by each rank; per-row work adds up. Streams are worked on by every GPU of a rank in full. */
 static void add_dense(const cedar_cost *k, const group *g, price *p) {
     const cedar_config *c = k->c;
-    double layers = g->last - g->first, rows = g->rows->rows;
-    double bytes = layers * (k->layer_bytes + cedar_cost_experts_touched(c, (uint32_t)rows) * k->expert_bytes);
-    double flop = layers * rows * k->layer_flop;
+    double layers = g->last - g->first, rows = g->rows->rows, spread = g->rows->spread, ranks = k->hw.attention_ranks;
+    double bytes = layers * (ranks * k->layer_bytes + cedar_cost_experts_touched(c, (uint32_t)rows) * k->expert_bytes);
+    double flop = layers * rows * k->layer_flop, waits = layers * rows * k->own_flop * (spread - 1);
     for (int32_t i = g->first; i < g->last; i++) {
-        if (c->is_kv_source[i]) bytes += k->source_bytes;
-        if (c->is_index_source[i]) bytes += k->index_bytes;
+        if (c->is_kv_source[i]) bytes += ranks * k->source_bytes;
+        if (c->is_index_source[i]) bytes += ranks * k->index_bytes;
     }
     double weights_ns = bytes / k->bandwidth * 1e9,
-           matmul_ns = flop / k->matmul_rate * 1e9;
+           matmul_ns = (flop + waits) / k->matmul_rate * 1e9,
+           streams_ns = layers * rows * k->stream_ns * (spread / ranks);
     p->weights_ns += weights_ns;
     p->matmul_ns += matmul_ns;
-    p->stream_ns += layers * rows * k->stream_ns;
-    p->dense_ns += hide(k, weights_ns, matmul_ns) + layers * rows * k->stream_ns;
+    p->stream_ns += streams_ns;
+    p->dense_ns += hide(k, weights_ns, matmul_ns) + streams_ns;
     p->bytes += bytes;
     p->flop += flop;
 }
@@ -340,13 +348,14 @@ static double piece_ns(const piece *p) { return p->work_ns + p->link_ns + p->lau
 static double price_draft(const cedar_cost *k, double sequences) {
     if (sequences <= 0 || !k->on.draft_tokens) return 0;
     const cedar_config *c = k->c;
-    double n = k->on.draft_tokens, rows = sequences * n, stages = c->stages, keys = c->window + n;
-    double bytes = k->draft_bytes + stages * k->expert_bytes *
+    double n = k->on.draft_tokens, rows = sequences * n, stages = c->stages, keys = c->window + n,
+           ranks = k->hw.attention_ranks, spread = spread_of(k, (uint32_t)sequences);
+    double bytes = ranks * k->draft_bytes + stages * k->expert_bytes *
                    touched(c->draft_experts, c->draft_experts_per_token, (uint32_t)rows),
-           flop = stages * rows * k->draft_layer_flop;
+           flop = stages * rows * k->draft_layer_flop * spread;
     price p = { .layers = stages, .dense_ns = hide(k, bytes / k->bandwidth * 1e9, flop / k->matmul_rate * 1e9) +
-                                              stages * rows * k->stream_ns };
-    p.attention_ns = stages * 1e9 * larger(sequences * keys * k->window_key_bytes / k->bandwidth,
+                                              stages * rows * k->stream_ns * (spread / ranks) };
+    p.attention_ns = stages * 1e9 * spread * larger(sequences * keys * k->window_key_bytes / k->bandwidth,
                                            rows * keys * k->core_flop / k->attention_rate);
     piece pass = price_piece(k, &p, rows, k->on.graphs == CEDAR_GRAPHS_OFF);
     return piece_ns(&pass) + 2 * n * (k->on.graphs == CEDAR_GRAPHS_OFF ? k->hw.eager_launch_ns : k->hw.launch_ns);
@@ -364,7 +373,8 @@ static int64_t total_of(const cedar_cost *k, const price *p, const piece *pieces
         sum.launch_ns += pieces[i].launch_ns;
     }
     if (count > 1 && k->on.graphs == CEDAR_GRAPHS_SPLIT) sum.launch_ns += 4 * k->hw.launch_ns;
-    double head = load->logits > 0 ? k->head_bytes / k->bandwidth * 1e9 : 0, draft = price_draft(k, load->drafts);
+    double head_bytes = load->logits > 0 ? k->hw.attention_ranks * k->head_bytes : 0,
+           head = head_bytes / k->bandwidth * 1e9, draft = price_draft(k, load->drafts);
     double total = piece_ns(&sum) + head + draft + k->hw.step_host_ns;
     if (parts)
         *parts = (cedar_cost_parts){ .weights_ns = whole(p->weights_ns),
@@ -378,7 +388,7 @@ static int64_t total_of(const cedar_cost *k, const price *p, const piece *pieces
                                      .link_ns = whole(sum.link_ns),
                                      .host_ns = whole(k->hw.step_host_ns),
                                      .total_ns = whole(total),
-                                     .bytes = p->bytes + (load->logits > 0 ? k->head_bytes : 0),
+                                     .bytes = p->bytes + head_bytes,
                                      .flop = p->flop };
     return whole(total);
 }
@@ -403,7 +413,8 @@ static bool trims(const cedar_cost *k, const cedar_cost_load *load) {
 
 static int64_t price_load(const cedar_cost *k, cedar_cut cut_mode, const cedar_cost_load *load,
                           cedar_cost_parts *parts) {
-    const rows_sum all = { load->rows, load->context }, kept = { load->kept_rows, load->kept_context };
+    double spread = spread_of(k, load->sequences);
+    const rows_sum all = { load->rows, load->context, spread }, kept = { load->kept_rows, load->kept_context, spread };
     bool trimmed = trims(k, load);
     kind_price kinds[CEDAR_COST_KINDS], late_kinds[CEDAR_COST_KINDS];
     const rows_sum *late = trimmed ? &kept : &all;
@@ -425,14 +436,14 @@ static int64_t price_load(const cedar_cost *k, cedar_cut cut_mode, const cedar_c
     return total_of(k, &halves[0], pieces, 1 + trimmed, load, parts);
 }
 
-/* Another number of rows: everything is new. */
-static void renew_memo(const cedar_cost *k, double rows, cedar_cost_memo *memo) {
-    const rows_sum s = { rows, 0 };
+/* Another number of rows, or of busy ranks: everything is new. */
+static void renew_memo(const cedar_cost *k, const rows_sum *s, cedar_cost_memo *memo) {
     const int32_t ends[GROUPS + 1] = { 0, k->c->cut, k->c->cut + 1, k->c->layers };
     price p = { 0 };
     for (int i = 0; i < GROUPS; i++)
-        if (ends[i] < ends[i + 1]) add_dense(k, &(group){ ends[i], ends[i + 1], &s, NULL }, &p);
-    memo->rows = rows;
+        if (ends[i] < ends[i + 1]) add_dense(k, &(group){ ends[i], ends[i + 1], s, NULL }, &p);
+    memo->rows = s->rows;
+    memo->spread = s->spread;
     memo->dense_ns = p.dense_ns;
     for (uint32_t n = 0; n < k->kind_count; n++) memo->kinds[n].keys = memo->kinds[n].entries = -1;
 }
@@ -446,14 +457,14 @@ static void update_memo(const cedar_cost *k, const rows_sum *s, cedar_cost_memo 
         kind_load l = load_kind(k, &k->kinds[n], s, mean);
         kind_price p;
         if (l.keys != memo->kinds[n].keys || l.chosen != memo->kinds[n].chosen) {
-            price_attention(k, &k->kinds[n], s->rows, &l, &p);
+            price_attention(k, &k->kinds[n], s, &l, &p);
             memo->kinds[n].keys = l.keys;
             memo->kinds[n].chosen = l.chosen;
             memo->kinds[n].attention_ns = p.attention_ns;
             attention = true;
         }
         if (!k->kinds[n].scores || l.entries == memo->kinds[n].entries) continue;
-        price_indexer(k, s->rows, &l, &p);
+        price_indexer(k, s, &l, &p);
         memo->kinds[n].entries = l.entries;
         memo->kinds[n].indexer_ns = p.indexer_ns;
     }
@@ -464,8 +475,8 @@ static void update_memo(const cedar_cost *k, const rows_sum *s, cedar_cost_memo 
 
 int64_t cedar_cost_load_ns(const cedar_cost *k, cedar_cut cut, const cedar_cost_load *load, cedar_cost_memo *memo) {
     if (!memo || trims(k, load)) return price_load(k, cut, load, NULL);
-    const rows_sum all = { load->rows, load->context };
-    if (memo->rows != all.rows) renew_memo(k, all.rows, memo);
+    const rows_sum all = { load->rows, load->context, spread_of(k, load->sequences) };
+    if (memo->rows != all.rows || memo->spread != all.spread) renew_memo(k, &all, memo);
     update_memo(k, &all, memo);
     price p = { .dense_ns = memo->dense_ns, .attention_ns = memo->attention_ns, .layers = k->c->layers };
     for (int32_t n = 0; n < k->index_layer_count; n++)
@@ -475,7 +486,7 @@ int64_t cedar_cost_load_ns(const cedar_cost *k, cedar_cut cut, const cedar_cost_
 }
 
 int64_t cedar_cost_step_ns(const cedar_cost *k, const cedar_step_plan *plan, cedar_cost_parts *parts) {
-    cedar_cost_load load = { .logits = plan->logits };
+    cedar_cost_load load = { .logits = plan->logits, .sequences = plan->entry_count };
     for (uint32_t i = 0; i < plan->entry_count; i++) {
         cedar_cost_load_add(&load, plan->entries[i].pos, plan->entries[i].rows, plan->entries[i].kept);
         load.prompts |= plan->entries[i].kind == CEDAR_ROWS_PREFILL;
@@ -488,7 +499,7 @@ int64_t cedar_cost_step_ns(const cedar_cost *k, const cedar_step_plan *plan, ced
 int64_t cedar_cost_predict_ns(const cedar_cost *k, uint32_t sequences, uint32_t context_mean, uint32_t prefill_rows,
                               uint32_t prefill_pos) {
     uint32_t rows = sequences * (1 + k->on.draft_tokens);
-    rows_sum s = { rows, (double)rows * context_mean };
+    rows_sum s = { rows, (double)rows * context_mean, spread_of(k, sequences + (prefill_rows > 0)) };
     add_rows(&s.rows, &s.context, prefill_pos, prefill_rows);
     if (s.rows <= 0) return 0;
     kind_price kinds[CEDAR_COST_KINDS];

@@ -17,6 +17,7 @@
 typedef struct cedar_hardware {
     char name[64];
     double gpus;                    /* that serve one replica together */
+    double attention_ranks;         /* groups of GPUs that have all but routed experts, and sequences of their own */
     double hbm_bytes;               /* per GPU */
     double copy_bytes_s;            /* bytes read plus written by a large copy */
     double matmul_flop_s;           /* dense layers and experts */
@@ -91,6 +92,7 @@ typedef struct cedar_cost {
     double draft_bytes;             /* of a draft pass: all stages without their routed experts, head and chain */
     double draft_layer_flop;        /* per row and stage */
     double layer_flop;              /* per row and layer, without attention core and indexer */
+    double own_flop;                /* of it, what a rank does for its own rows: all but routed experts */
     double core_flop;               /* per row, layer and key */
     double score_flop;              /* per row and scored entry */
     double kv_key_bytes, window_key_bytes, index_key_bytes;
@@ -107,6 +109,7 @@ typedef struct cedar_cost_load {
     double kept_rows, kept_context; /* of the rows that run behind the cut */
     uint32_t logits;
     uint32_t drafts;                /* sequences that are drafted for */
+    uint32_t sequences;             /* that ranks can share: what one sequence does stays on one rank */
     bool trimmed;
     bool prompts;                   /* there are prompt rows */
 } cedar_cost_load;
@@ -117,7 +120,7 @@ void cedar_cost_load_add(cedar_cost_load *load, uint32_t pos, uint32_t rows, uin
 /* What a step that trims nothing has in common with the one before, so that it is worked out once; zero-initialised
  * knows nothing. It changes no price. */
 typedef struct cedar_cost_memo {
-    double rows, dense_ns;          /* weights and matrix operations of all layers on so many rows */
+    double rows, spread, dense_ns;  /* weights and matrix operations of all layers on so many rows, so spread */
     double attention_ns;            /* of all layers, with the kinds below */
     struct {
         double keys, chosen, entries;           /* what the figures of a layer of the kind follow from */
@@ -158,8 +161,8 @@ int64_t cedar_cost_predict_ns(const cedar_cost *k, uint32_t sequences, uint32_t 
 /* Expected distinct experts of `rows` tokens with uniform routing: E (1 - (1 - k/E)^rows) (spec/performance.md 2.2). */
 double cedar_cost_experts_touched(const cedar_config *c, uint32_t rows);
 
-/* Bytes of weights that the GPUs must hold together: all tensors but the Engram tables (host memory) unless
- * `tables`. */
-double cedar_cost_weight_bytes(const cedar_config *c, bool tables);
+/* Bytes of weights that the GPUs must hold together: all tensors but the Engram tables, which lie in host memory; those
+ * but experts once for each rank. */
+double cedar_cost_weight_bytes(const cedar_config *c, double ranks);
 
 #endif

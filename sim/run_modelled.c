@@ -535,6 +535,7 @@ static cedar_status begin_step(run *r, engine *e, cedar_err *err) {
     e->chunk_count = plan_chunks(r, e);
     if (!e->chunk_count && !e->decoding_count) return CEDAR_OK;
     load.prompts = e->chunk_count > 0;
+    load.sequences = e->decoding_count + e->chunk_count;
     for (uint32_t i = 0; i < e->chunk_count; i++) {
         const request *q = e->prompts[i];
         uint32_t rows = e->chunks[i].rows;

@@ -221,7 +221,7 @@ static cedar_status make_cost(run *r, cedar_err *err) {
     if (st) return st;
     if (on.fp8_rows) widen_rows(r);
     double room = r->hardware.gpus * r->hardware.hbm_bytes * MEMORY_SHARE,
-           weights = cedar_cost_weight_bytes(r->config, false);
+           weights = cedar_cost_weight_bytes(r->config, r->hardware.attention_ranks);
     double needed =
         weights + (double)r->engine_opts.seq_count * (double)(r->memory.window_bytes + r->memory.draft_ring_bytes);
     if (needed + (double)r->memory.page_bytes > room)

@@ -331,15 +331,17 @@ ladders() {
     local db=$out/ladder.db
     exits "ladder, modelled" 0 'wrote' "$cedar" run scenarios/ladder.lua -q -o "$db" lanes=4 seed=7 traces_max=6
     same "ladder: rungs and TTFT figures" "$(sql "$db" "SELECT count(DISTINCT r.ladder_id || '.' || r.rung) || ' ' ||
-        count(*) FROM ladder_rungs r JOIN ladder_figures f USING (ladder_id, rung) WHERE metric = 'ttft'")" "19 152"
+        count(*) FROM ladder_rungs r JOIN ladder_figures f USING (ladder_id, rung) WHERE metric = 'ttft'")" "28 224"
     same "ladder: FP4 rows hold 1650 / 890 as much" "$(sql "$db" "SELECT round(f.factor, 3) FROM v_ladder_figures f
         WHERE ladder_id = 1 AND rung = 2 AND metric = 'kv_tokens_max'")" 1.854
     same "ladder: replay without graphs gains nothing at 1 K" "$(sql "$db" "SELECT factor FROM v_ladder_figures
         WHERE ladder_id = 1 AND rung = 4 AND metric = 'ttft' AND context_tokens = 1024")" 1.0
+    same "ladder: three, of two layouts" "$(sql "$db" "SELECT group_concat(hardware, ' ') FROM ladders")" \
+        "gb300-tp4 gb300-tp4 gb300-dep2"
     same "ladder: each rung's ITL is no longer than the first's" "$(sql "$db" "SELECT count(*) FROM v_ladder_figures
         WHERE metric = 'itl' AND factor_first < 0.98")" 0
     same "ladder: agents accept 3.51 tokens, but at ends of answers" "$(sql "$db" "SELECT count(*) FROM v_speculation
-        WHERE decode_steps > 2000 AND abs(acceptance_length - 3.51) < 0.05")" 11
+        WHERE decode_steps > 2000 AND abs(acceptance_length - 3.51) < 0.05")" 20
     db=$out/ladder-measured.db
     exits "ladder, measured" 0 'wrote' "$cedar" run scenarios/ladder.lua -q -o "$db" clock=measured turns_max=2
     same "ladder, measured: one, of four rungs" "$(sql "$db" "SELECT group_concat(DISTINCT provenance) || ' ' ||

@@ -21,6 +21,7 @@ static cedar_config shape(const char *name) {
 static cedar_hardware roofline(void) {
     cedar_hardware h = { .name = "roofline",
                          .gpus = 1,
+                         .attention_ranks = 1,
                          .hbm_bytes = 141e9,
                          .copy_bytes_s = 4.3e12,
                          .matmul_flop_s = 1e18,
@@ -167,7 +168,7 @@ START_TEST(a_memo_changes_no_price) {
             h.indexer_flop_s = 600e12;
             h.kernels_per_layer = 15;
             h.launch_ns = 1000;
-            h.gpus = 1 + (double)(c % 2);
+            h.gpus = h.attention_ranks = 1 + (double)(c % 2);
             h.eager_launch_ns = 20000;
             h.stream_passes = 2;
             static const cedar_graphs modes[] = { CEDAR_GRAPHS_FULL, CEDAR_GRAPHS_SPLIT, CEDAR_GRAPHS_OFF,
@@ -180,7 +181,7 @@ START_TEST(a_memo_changes_no_price) {
             for (uint32_t step = 0; step < 300; step++, pos++) {
                 uint32_t batch = 1 + step / 40;
                 cedar_step_plan p = decode_plan(e, batch, pos);
-                cedar_cost_load load = { .logits = batch };
+                cedar_cost_load load = { .logits = batch, .sequences = batch + (step % 17 == 3) };
                 for (uint32_t i = 0; i < batch; i++) cedar_cost_load_add(&load, pos, 1, 1);
                 if (step % 17 == 3) {       /* a prompt chunk beside them, trimmed when it is long */
                     uint32_t rows = 20 + step;
@@ -405,6 +406,45 @@ START_TEST(a_draft_pass_is_paid) {
 }
 END_TEST
 
+/* Two GPUs, each with attention of its own. One sequence: 8.16 GB that every GPU holds are read by one, experts by
+ * both; so two sequences take no longer but for their experts. A long prompt alone: what is no routed expert has one
+ * GPU. */
+START_TEST(ranks_attend_on_their_own) {
+    cedar_config c = shape("flash");
+    cedar_hardware h = roofline();
+    cedar_plan_entry e[2];
+    const cedar_cost_switches on = { .graphs = CEDAR_GRAPHS_SPLIT };
+    h.gpus = h.attention_ranks = 2;
+    for (uint32_t batch = 1; batch <= 2; batch++) {
+        cedar_step_plan p = decode_plan(e, batch, 8192);
+        double experts = batch == 1 ? 6 : 11.91;        /* 384 (1 - (1 - 6/384)^2) */
+        double ms = 8.16 / 4.3 + 40 * experts * 0.0188006 / 8.6;
+        ck_assert_double_lt(near_rel((double)price_of(&c, &h, on, &p, NULL) / 1e6, ms), 0.015);
+    }
+    h.copy_bytes_s = h.link_bytes_s = 1e15;
+    h.matmul_flop_s = 790e12;
+    for (uint32_t batch = 1; batch <= 2; batch++) {
+        cedar_plan_entry prompts[2];
+        for (int i = 0; i < 2; i++)
+            prompts[i] = (cedar_plan_entry){ .kind = CEDAR_ROWS_PREFILL, .rows = 8192, .kept = 8192, .logits = 1 };
+        cedar_step_plan p = { .entry_count = batch, .entries = prompts };
+        double routed = 6 * 2 * 35.389e6, own = 2 * (126.6e6 + 35.389e6 + 384 * 5120 + 983040);
+        double s = 8192 * 40 * (batch == 1 ? own / 790e12 + routed / 1580e12 : 2 * (own + routed) / 1580e12);
+        ck_assert_double_lt(near_rel((double)price_of(&c, &h, on, &p, NULL) / 1e9, s), 0.01);
+    }
+    cedar_cost k = cost_of(&c, &h, CEDAR_GRAPHS_SPLIT);
+    cedar_cost_memo memo = { 0 };
+    for (uint32_t sequences = 2; sequences; sequences--) {      /* as many rows, of fewer sequences */
+        cedar_cost_load load = { .logits = 2, .sequences = sequences };
+        cedar_cost_load_add(&load, 8192, 2, 2);
+        ck_assert_int_eq(cedar_cost_load_ns(&k, CEDAR_CUT_AFTER, &load, &memo),
+                         cedar_cost_load_ns(&k, CEDAR_CUT_AFTER, &load, NULL));
+    }
+    ck_assert_double_lt(near_rel(cedar_cost_weight_bytes(&c, 2) - cedar_cost_weight_bytes(&c, 1),
+                                 306.6e9 - 288.8e9), 0.03);
+}
+END_TEST
+
 START_TEST(switches_need_their_figures) {
     static const struct { cedar_cost_switches on; const char *says; } wrong[] = {
         { { .fused_kernels = true }, "kernels = \"fused\": hardware \"roofline\" does not describe it; give fused_" },
@@ -457,6 +497,7 @@ int main(void) {
     tcase_add_test(t, fp8_rows_are_read_and_kept);
     tcase_add_test(t, residual_streams);
     tcase_add_test(t, a_draft_pass_is_paid);
+    tcase_add_test(t, ranks_attend_on_their_own);
     tcase_add_test(t, switches_need_their_figures);
     tcase_add_test(t, hardware_is_checked);
     suite_add_tcase(s, t);

@@ -654,7 +654,7 @@ START_TEST(good_descriptions_load) {
     OK(load("return { name = 'x', " ALL ", step_host_ns = { 970, 'measured' } }", &hw, &failure));
     ck_assert_str_eq(hw.name, "x");
     ck_assert_double_eq(hw.step_host_ns, 970);
-    static const char *const shipped[] = { "h200", "h200-cedar", "gb300-tp4" };
+    static const char *const shipped[] = { "h200", "h200-cedar", "gb300-tp4", "gb300-dep2" };
     for (size_t i = 0; i < sizeof shipped / sizeof *shipped; i++) {
         OK(cedar_hardware_find(".", shipped[i], &hw, &failure));
         ck_assert_str_eq(hw.name, shipped[i]);

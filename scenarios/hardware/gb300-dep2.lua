@@ -1,0 +1,32 @@
+-- Two NVIDIA GB300 GPUs serving a replica: data-parallel attention, experts shared (DEP2). Nothing here was measured by
+-- us: data sheets, published points, and assumptions. A figure marked "anchor" was set so that one published point
+-- comes out, which is then no check of the model; layer_ns and step_host_ns are those of gb300-tp4.
+return {
+  name = "gb300-dep2",
+  gpus              = { 2,       "DEP2, the published high-throughput configuration" },
+  attention_ranks   = { 2,       "data-parallel attention" },
+  hbm_bytes         = { 288e9,   "data sheet" },
+  copy_bytes_s      = { 7.2e12,  "assumption: 0.9 of the data sheet's 8 TB/s, the share an H200 reaches" },
+  matmul_flop_s     = { 4000e12, "assumption: FP8 dense, 0.8 of the data sheet's 5 PFLOP/s" },
+  attention_flop_s  = { 1450e12, "published sparse prefill attention on B200: 1450 TFLOP/s" },
+  indexer_flop_s    = { 4000e12, "as the FP8 matrix rate" },
+  memory_efficiency = { 0.5,     "assumption" },
+  matmul_efficiency = { 0.2416,  "anchor: published TTFT of 128 K tokens without replay, 3950 ms" },
+  attention_efficiency = { 1,    "the rate above is of the kernel itself" },
+  indexer_efficiency   = { 0.5,  "assumption: the ratio that the H200's published rate has to its FP8 rate" },
+  kernels_per_layer = { 18,      "15-20 kernels a layer without mega-kernels" },
+  fused_kernels_per_layer = { 13, "mega-mHC makes one kernel of three at two sites, fused WO-A one of two" },
+  side_stream_kernels = { 2,     "assumption: the kernel of the mHC coefficients at both sites" },
+  stream_passes       = { 3.5,   "calculated: mHC pre reads the streams, post reads and writes them; in and outputs" },
+  fused_stream_passes = { 2.5,   "calculated: one pass that reads and writes the streams, and in and output" },
+  layer_ns          = { 43600,   "assumption: as gb300-tp4, where it is an anchor" },
+  launch_ns         = { 3000,    "published: a kernel too small for anything takes 2-3 us, gap included" },
+  eager_launch_ns   = { 143100,  "anchor: published TTFT of 1 K tokens without replay, 103.8 ms; host per kernel" },
+  step_host_ns      = { 540000,  "assumption: as gb300-tp4, where it is an anchor" },
+  allreduce_ns      = { 4600,    "published: custom all-reduce of 8 KB on 2 H200, 4.6 us" },
+  fused_allreduce_ns = { 4090,   "published: all-reduce, residual and RMSNorm of one row on 4 GB200, 4.09 us" },
+  fused_allreduce_kernels = { 2, "the mHC kernel behind each of a layer's two all-reduces is part of it" },
+  fused_allreduce_rows = { 16,   "published: 1 to 16 tokens" },
+  link_bytes_s      = { 700e9,   "assumption: 0.8 of NVLink 5's 900 GB/s per direction" },
+  host_link_bytes_s = { 350e9,   "NVLink-C2C, assumption" },
+}
