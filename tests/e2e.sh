@@ -383,7 +383,7 @@ claims() {
         l.mean_ns / 1e6) > 1e-9 * c.ours) FROM claims c JOIN v_latency l ON l.run_id = c.run_id AND l.metric =
         CASE c.metric WHEN 'ttft_mean' THEN 'ttft' WHEN 'tpot_mean' THEN 'itl' END")" "16 0"
     same "claims: anchors are no checks" "$(sql "$db" "SELECT group_concat(published, ' ') FROM claims WHERE why LIKE
-        'The hardware description was set%'")" "160.9 2267.0"
+        'The hardware description was set%'")" "160.9 2267.0 103.8 3950.0"
     same "claims: a sensitivity leaves no run behind" "$(sql "$db" "SELECT count(*) FROM runs WHERE
         json_extract(config_json, '$.keep') = 0 OR json_extract(config_json, '$.assume') NOT IN ('', 'gpus=2')")" 0
     exits "claims: as CSV" 0 '^2,vLLM blog.*throughput_ratio_at_interactivity' "$cedar" report "$db" --csv v_claims
