@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/utf8.h"
 #include "http/http_int.h"
 
 static uint32_t count_of(const json_t *o, const char *key) {
@@ -102,19 +103,10 @@ static void blot_out(char *text, const char *word) {
     for (char *at = text; n && (at = strstr(at, word));) memset(at, '*', n);
 }
 
-/* Bytes of the character at s, 0 when it is not UTF-8. */
-static size_t character(const unsigned char *s) {
-    size_t n = s[0] < 0x80 ? 1 : s[0] >= 0xC2 && s[0] < 0xE0 ? 2 : s[0] >= 0xE0 && s[0] < 0xF0 ? 3
-               : s[0] >= 0xF0 && s[0] < 0xF5 ? 4 : 0;
-    for (size_t i = 1; i < n; i++)
-        if ((s[i] & 0xC0) != 0x80) return 0;
-    return n;
-}
-
 void http_clean_text(char *text, const char *key) {
     if (key) blot_out(text, key);
     for (unsigned char *s = (unsigned char *)text; *s;) {
-        size_t n = character(s);
+        size_t n = cedar_utf8_bytes((const char *)s, NULL);
         if (n == 1 && !isprint(*s)) *s = ' ';
         if (n == 0) *s = '?';
         s += n ? n : 1;

@@ -11,6 +11,7 @@
 
 #include "base/json.h"
 #include "base/mem.h"
+#include "base/utf8.h"
 #include "http/http.h"
 
 #define AT(field) offsetof(struct cedar_run_opts, field)
@@ -450,23 +451,6 @@ static cedar_status parse_choice(const cedar_opt_info *k, const char *value, par
     return bad(k, value, list, err);
 }
 
-/* Bytes of the UTF-8 character at s, or 0: not UTF-8, or a control character. */
-static size_t utf8_bytes(const unsigned char *s) {
-    static const struct { unsigned mask, lead, lo; } forms[] = {
-        { 0x80, 0x00, 0x20 }, { 0xE0, 0xC0, 0x80 }, { 0xF0, 0xE0, 0x800 }, { 0xF8, 0xF0, 0x10000 } };
-    for (size_t n = 0; n < 4; n++) {
-        if ((s[0] & forms[n].mask) != forms[n].lead) continue;
-        unsigned c = s[0] & ~forms[n].mask & 0xFF;
-        for (size_t i = 1; i <= n; i++) {
-            if ((s[i] & 0xC0) != 0x80) return 0;
-            c = c << 6 | (s[i] & 0x3Fu);
-        }
-        bool good = c >= forms[n].lo && c != 0x7F && c <= 0x10FFFF && !(c >= 0xD800 && c <= 0xDFFF);
-        return good ? n + 1 : 0;
-    }
-    return 0;
-}
-
 /* Strings go into JSON, SQLite and terminals: UTF-8 without control characters. */
 static cedar_status parse_string(const cedar_opt_info *k, const char *value, cedar_err *err) {
     size_t n = strlen(value), most = k->place == AT(label) ? LABEL_BYTES_MAX : TEXT_BYTES_MAX;
@@ -479,8 +463,9 @@ static cedar_status parse_string(const cedar_opt_info *k, const char *value, ced
         return cedar_fail(err, CEDAR_E_ARG,     /* without the value, which may be a key */
                           "http_key says where the key is, never the key itself: \"env:NAME\" or \"file:PATH\"");
     for (const char *s = value; *s;) {
-        size_t m = utf8_bytes((const unsigned char *)s);
-        if (m == 0)
+        uint32_t c;
+        size_t m = cedar_utf8_bytes(s, &c);
+        if (m == 0 || c < 0x20 || c == 0x7F)
             return cedar_fail(err, CEDAR_E_ARG, "%s: byte %zu of the value is a control character or not UTF-8", k->key,
                               (size_t)(s - value) + 1);
         s += m;

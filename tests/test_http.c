@@ -168,6 +168,9 @@ START_TEST(error_texts_are_clean) {
     char text[] = "key sk-1 and sk-1\nend\x01 \xC3\xA9 \xFF";
     http_clean_text(text, "sk-1");
     ck_assert_str_eq(text, "key **** and **** end  \xC3\xA9 ?");
+    char overlong[] = "\xE0\x80\x80 \xED\xA0\x80 \xF4\x90\x80\x80";
+    http_clean_text(overlong, NULL);
+    ck_assert_str_eq(overlong, "??? ??? ????");
 }
 END_TEST
 
