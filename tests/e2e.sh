@@ -433,6 +433,9 @@ scores() {
     exits "score row by row" 0 'tokens\.bin,1,[0-9]+,93,-9\.53506[67]$' \
         "$cedar" score --model $dir --arith wide --rows --logits "$out/logits.bin" "$out/tokens.bin"
     same "score: logits of all rows" "$(wc -c <"$out/logits.bin")" $((208 * 512 * 4))
+    exits "score with a model that is not there" 5 'no-such-model' \
+        "$cedar" score --model no-such-model --logits "$out/logits.bin" "$out/tokens.bin"
+    same "score: and an older file of logits stays" "$(wc -c <"$out/logits.bin")" $((208 * 512 * 4))
     printf '\1\0\0\0\2' >"$out/odd.bin"
     exits "score of half a token" 5 'holds 1 tokens and 1 bytes more' "$cedar" score --model $dir "$out/odd.bin"
     echo 600 | ids_to_bytes >"$out/outside.bin"
