@@ -497,8 +497,6 @@ bool cedar_http_next(cedar_http *c, cedar_http_result *out) {
     return true;
 }
 
-uint32_t cedar_http_active(const cedar_http *c) { return c->active_count; }
-
 /* --- letting things happen ---------------------------------------------------------------------------------------- */
 
 static cedar_status collect(cedar_http *c, CURLMcode code, cedar_err *err) {

@@ -88,8 +88,6 @@ bool cedar_http_next(cedar_http *c, cedar_http_result *out);
 /* Ends everything that is on its way, as CEDAR_HTTP_CUT. */
 void cedar_http_cut(cedar_http *c);
 
-uint32_t cedar_http_active(const cedar_http *c);
-
 /* A whole small document. CEDAR_E_IO: it cannot be had within timeout_ns, has another status than 200, or more than
  * bytes_max bytes. *out, ended by a 0 byte, is owned by the caller (cedar_free). */
 cedar_status cedar_http_get(const cedar_http *c, const char *url, size_t bytes_max, int64_t timeout_ns, char **out,

@@ -34,10 +34,6 @@ const char *cedar_loss_text(cedar_loss kind) {
     return (unsigned)kind < CEDAR_LOSS_COUNT ? loss_rows[kind].text : "unknown";
 }
 
-const char *cedar_loss_unit(cedar_loss kind) {
-    return (unsigned)kind < CEDAR_LOSS_COUNT ? loss_rows[kind].unit : "cases";
-}
-
 size_t cedar_losses_format(const cedar_losses *l, char *buf, size_t size) {
     size_t n = 0;
     if (size) buf[0] = 0;
