@@ -182,8 +182,8 @@ cedar_status run_idle(cedar_run_state *r, bool *over, cedar_err *err) CEDAR_USE_
 #define RUN_CUT_RUNNING "cut: the run ended before the request did"
 #define RUN_CUT_WAITING "cut: the run ended before the request started"
 
-/* Whether what is left of the warm-up, all of which is sent, has had its grace and must be cut. at_work: something of it
- * runs or waits. */
+/* Whether what is left of the warm-up, all of which is sent, has had its grace and must be cut. at_work: something of
+ * it runs or waits. */
 bool run_warmup_late(cedar_run_state *r, bool at_work);
 
 /* Ends such a request, which ran or waited; it is freed. */
