@@ -163,8 +163,8 @@ cedar_status run_emit_request(run *r, const request *q, cedar_err *err) {
     return st ? st : count_request(r, q, err);
 }
 
-/* The share of failed requests that ends a run. A single early failure says nothing, so the first ten are waited for.
- * */
+/* The share of failed requests that ends a run. A single early failure says nothing, so the first ten are waited
+ * for. */
 static void give_up_if_hopeless(run *r) {
     uint64_t all = r->completed + r->failed;
     if (r->opts->errors_max_ppb >= 1000000000 || all < 10 || r->lanes->closed) return;

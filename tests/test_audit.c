@@ -19,8 +19,7 @@ static cedar_err err;
 #define OK(call) ck_assert_msg((call) == CEDAR_OK, "%s", err.msg)
 #define NEAR(got, want) ck_assert_double_eq_tol(got, want, 1e-12 + 1e-9 * fabs((double)(want)))
 
-/* --- statistics: expected values by scipy 1.17.1, see tests/audit_reference.py -------------------------------------
- * */
+/* --- statistics: expected values by scipy 1.17.1, see tests/audit_reference.py ------------------------------------ */
 
 static const double eight[] = { 0.0031, -0.0012, 0.0048, 0.0005, 0.0022, -0.0003, 0.0017, 0.0029 };
 
@@ -219,8 +218,7 @@ START_TEST(top_tokens_by_hand) {
 }
 END_TEST
 
-/* --- arms, fronts, documents ---------------------------------------------------------------------------------------
- * */
+/* --- arms, fronts, documents -------------------------------------------------------------------------------------- */
 
 static cedar_config load_config(const char *name) {
     char path[128];
@@ -503,8 +501,7 @@ START_TEST(options_are_documented) {
 }
 END_TEST
 
-/* --- whole audits --------------------------------------------------------------------------------------------------
- * */
+/* --- whole audits ------------------------------------------------------------------------------------------------- */
 
 enum { ARMS_MAX = 32, LAYERS_MAX_HERE = 16, OFFSETS = 600, OFFSET_0 = 260 };
 
