@@ -149,8 +149,7 @@ static cedar_status session_name(writer *w, const cedar_trace *t, uint32_t strea
     lose(w, CEDAR_LOSS_NAMES, copy > 0);
     if (n <= NAME_BYTES_MAX) return CEDAR_OK;
     return cedar_fail(err, CEDAR_E_UNSUPPORTED, "%s: the name of a stream, \"%.60s...\", has %zu bytes; at most %zu "
-                      "are "
-                      "allowed", t->file, buf, n, NAME_BYTES_MAX);
+                      "are allowed", t->file, buf, n, NAME_BYTES_MAX);
 }
 
 /* What formats without a place for them lose of every turn. */
