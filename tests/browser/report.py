@@ -538,6 +538,7 @@ def pictures(page, out, name):
     """As the system's choice of colours has it: what the buttons stored is forgotten first."""
     found = None
     page.evaluate("localStorage.clear(); delete document.documentElement.dataset.theme")
+    page.media(True)                                                # a change is drawn anew, also that to the first
     for kind in ("desktop", "dark", "phone"):
         page.media(kind == "dark")
         page.size(*((360, 740, True) if kind == "phone" else (1200, 900)))
