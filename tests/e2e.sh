@@ -113,8 +113,8 @@ scenarios() {
 
 # Several scenarios, one database: in order, each with its own name and lines.
 parts() {
-    local run='run { model = "tiny", trace = "traces/kv-cache-tester/trace_0057.json", length_scale = 1/64, turns_max = 1,
-                     requests_max = 2, page_tokens = 16, label = "%s" }'
+    local run='run { model = "tiny", trace = "traces/kv-cache-tester/trace_0057.json", length_scale = 1/64,
+                     turns_max = 1, requests_max = 2, page_tokens = 16, label = "%s" }'
     # shellcheck disable=SC2059
     printf "$run\n" first >"$out/first.lua"
     # shellcheck disable=SC2059
@@ -133,8 +133,8 @@ parts() {
     exits "what stands between them cannot be in one" 1 'form feed' "$cedar" run "$out/first.lua" "$out/feed.lua" \
         -o "$out/parts4.db"
     exits "alone it can" 0 'nil' "$cedar" run "$out/feed.lua" -o "$out/parts4.db"
-    exits "a second scenario that is not there" 5 'nowhere.lua: no such file' "$cedar" run "$out/first.lua" nowhere.lua \
-        -o "$out/parts5.db"
+    exits "a second scenario that is not there" 5 'nowhere.lua: no such file' "$cedar" run "$out/first.lua" \
+        nowhere.lua -o "$out/parts5.db"
 }
 
 repeat() {
