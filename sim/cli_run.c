@@ -18,15 +18,14 @@
 #include "reports/reports.h"
 #include "sim/audit_host.h"
 #include "sim/cli_int.h"
-
-enum { SCENARIO_BYTES_MAX = 16 << 20 };
+#include "sim/cli_scenario.h"
 
 /* One execution of a scenario by `cedar run`. */
 typedef struct execution {
-    const char *path;           /* of the scenario */
+    char *const *paths;         /* [path_count] of the scenarios */
+    int path_count;
+    cedar_cli_scenario scenario;
     const char *db;
-    char *text;
-    size_t bytes;
     char data_dir[1024];
     const char *const *overrides;
     size_t override_count;
@@ -126,7 +125,7 @@ cedar_status cedar_cli_store(const char *db, bool replace, const cedar_cli_sourc
 
 static cedar_status need_store(execution *x, cedar_err *err) {
     if (x->store) return CEDAR_OK;
-    const cedar_cli_source source = { .path = x->path, .text = x->text, .words = x->overrides,
+    const cedar_cli_source source = { .path = x->scenario.path, .text = x->scenario.text, .words = x->overrides,
                                       .word_count = x->override_count,
                                       .seed = scenario_seed(x->overrides, x->override_count) };
     cedar_status st = cedar_cli_store(x->db, x->replace, &source, &x->store, err);
@@ -279,21 +278,6 @@ static void default_db(const char *scenario, char *out, size_t bytes) {
     snprintf(out, bytes, "%.*s.db", (int)n, name);
 }
 
-/* The scenario as given, or else under the data directory; its path is returned in found. */
-static cedar_status read_scenario(execution *x, char *found, size_t bytes, cedar_err *err) {
-    snprintf(found, bytes, "%s", x->path);
-    if (access(found, R_OK)) snprintf(found, bytes, "%s/%s", x->data_dir, x->path);
-    if (access(found, R_OK))
-        return cedar_fail(err, CEDAR_E_IO, "scenario %s: no such file, neither here nor under %s", x->path,
-                          x->data_dir);
-    cedar_status st = cedar_file_read(found, SCENARIO_BYTES_MAX, &x->text, &x->bytes, err);
-    size_t text = st ? 0 : strlen(x->text);     /* what the database can hold */
-    bool compiled = !st && x->text[0] == '\033';        /* the sandbox has a better word for it */
-    if (!st && text < x->bytes && !compiled)
-        st = cedar_fail(err, CEDAR_E_SCRIPT, "%s: byte %zu is 0; a scenario must be text", x->path, text + 1);
-    return st;
-}
-
 /* The outcome of the scenario, then that of closing the database; the summary comes from the database. */
 static int end_run(execution *x, cedar_status st, cedar_err *err) {
     int code = st ? cedar_cli_fail(err) : CEDAR_EXIT_OK;
@@ -315,8 +299,7 @@ static int end_run(execution *x, cedar_status st, cedar_err *err) {
 
 static int execute(execution *x) {
     cedar_err err = { 0 };
-    char found[2048];
-    cedar_status st = read_scenario(x, found, sizeof found, &err);
+    cedar_status st = cedar_cli_scenario_read(x->paths, x->path_count, x->data_dir, &x->scenario, &err);
     if (!st && access(x->db, F_OK) == 0 && !x->replace)
         st = cedar_fail(&err, CEDAR_E_IO, "%s exists; add --replace to overwrite it, or -o FILE to write elsewhere",
                         x->db);
@@ -326,11 +309,11 @@ static int execute(execution *x) {
     cedar_script_host host = { .self = x, .run = host_run, .audit = host_audit, .paired = host_paired,
                                .expect = host_expect, .published = host_published, .shape = host_shape,
                                .finding = host_finding, .print = host_print };
-    cedar_script_opts o = { .name = x->path, .text = x->text, .bytes = x->bytes, .overrides = x->overrides,
-                            .override_count = x->override_count, .seed = scenario_seed(x->overrides, x->override_count),
+    cedar_script_opts o = { .overrides = x->overrides, .override_count = x->override_count,
+                            .seed = scenario_seed(x->overrides, x->override_count),
                             .stop = cedar_cli_stop() };
     cedar_cli_catch_signals();
-    st = cedar_script_run(&o, &host, &err);
+    st = cedar_cli_scenario_play(&x->scenario, &o, &host, &err);
     cedar_run_cache_free(x->cache);
     return end_run(x, st, &err);
 }
@@ -349,20 +332,21 @@ int cedar_cli_run(int argc, char **argv) {
         else return cedar_cli_usage("run", "an option is wrong");
     }
     if (optind == argc) return cedar_cli_usage("run", "give a scenario");
-    x.path = argv[optind++];
-    if (!*x.path) return cedar_cli_usage("run", "the name of the scenario is empty");
-    if (strchr(x.path, '=')) return cedar_cli_usage("run", "give a scenario before %s", x.path);
+    x.paths = argv + optind;
+    for (; optind < argc && !strchr(argv[optind], '='); optind++, x.path_count++)
+        if (!*argv[optind]) return cedar_cli_usage("run", "the name of the scenario is empty");
+    if (!x.path_count) return cedar_cli_usage("run", "give a scenario before %s", argv[optind]);
     for (int i = optind; i < argc; i++)
         if (!strchr(argv[i], '=')) return cedar_cli_usage("run", "\"%s\" is not a key=value word", argv[i]);
     x.overrides = (const char *const *)argv + optind;
     x.override_count = (size_t)(argc - optind);
     x.bar = !x.quiet && isatty(STDERR_FILENO) && !(getenv("TERM") && strcmp(getenv("TERM"), "dumb") == 0);
     char db[1024];
-    default_db(x.path, db, sizeof db);
+    default_db(x.paths[0], db, sizeof db);
     if (!x.db) x.db = db;
     cedar_cli_data_dir(x.data_dir, sizeof x.data_dir);
     int code = execute(&x);
-    cedar_free(x.text);
+    cedar_cli_scenario_free(&x.scenario);
     return code;
 }
 
@@ -556,12 +540,13 @@ static int replay_all(replay *x, const char *db) {
             .audit = replay_audit, .paired = replay_paired, .expect = replay_expect,
             .print = x->verbose ? host_print : NULL
         };
-        cedar_script_opts o = { .name = x->stored->scenario_path, .text = x->stored->scenario_text,
-                                .bytes = strlen(x->stored->scenario_text), .overrides = words, .override_count = count,
+        const cedar_cli_scenario scenario = { .path = x->stored->scenario_path, .text = x->stored->scenario_text,
+                                              .bytes = strlen(x->stored->scenario_text) };
+        cedar_script_opts o = { .overrides = words, .override_count = count,
                                 .seed = scenario_seed(words, count), .stop = cedar_cli_stop() };
         printf("%4s  %-24s  %-16s  %-16s  %8s\n", "run", "label", "recorded", "replayed", "steps");
         cedar_cli_catch_signals();
-        st = cedar_script_run(&o, &host, &err);
+        st = cedar_cli_scenario_play(&scenario, &o, &host, &err);
         code = verdict(x, st, &err);
     }
     cedar_free(words);

@@ -16,8 +16,7 @@ typedef struct score {
     uint32_t step;              /* rows of a step */
     float *logits;              /* [step, vocab] */
     bool rows;
-    const char *dump_path;
-    FILE *dump;                 /* logits of all rows; NULL: not wanted, or not open yet */
+    FILE *dump;                 /* logits of all rows, or NULL */
     double nats;                /* of the file: sums */
     uint64_t right;
 } score;
@@ -121,11 +120,6 @@ static cedar_status score_files(score *s, char **files, int count, cedar_err *er
     return st;
 }
 
-static cedar_status open_dump(score *s, cedar_err *err) {
-    s->dump = s->dump_path ? fopen(s->dump_path, "wb") : NULL;
-    return s->dump_path && !s->dump ? cedar_fail(err, CEDAR_E_IO, "%s: cannot be written", s->dump_path) : CEDAR_OK;
-}
-
 /* Opens the engine for one sequence of the model's length, and scores. */
 static cedar_status run(const char *model, cedar_engine_opts o, score *s, char **files, int count, cedar_err *err) {
     char dir[1024], origin[256];
@@ -145,12 +139,16 @@ static cedar_status run(const char *model, cedar_engine_opts o, score *s, char *
     s->logits = cedar_calloc((size_t)s->step * (size_t)s->c->vocab, sizeof *s->logits);
     if (!s->logits) st = cedar_fail(err, CEDAR_E_OOM, "no memory for the logits of %u rows", s->step);
     if (!st) st = cedar_engine_open(m, &all, &s->engine, err);
-    if (!st) st = open_dump(s, err);
     if (!st) st = score_files(s, files, count, err);
     cedar_engine_close(s->engine);
     cedar_free(s->logits);
     cedar_model_close(m);
     return st;
+}
+
+static cedar_status open_dump(const char *path, FILE **out, cedar_err *err) {
+    *out = path ? fopen(path, "wb") : NULL;
+    return path && !*out ? cedar_fail(err, CEDAR_E_IO, "%s: cannot be written", path) : CEDAR_OK;
 }
 
 int cedar_cli_score(int argc, char **argv) {
@@ -162,7 +160,7 @@ int cedar_cli_score(int argc, char **argv) {
                                              { "rows", no_argument, NULL, 'r' },
                                              { "logits", required_argument, NULL, 'l' },
                                              { NULL, 0, NULL, 0 } };
-    const char *model = NULL;
+    const char *model = NULL, *dump = NULL;
     uint64_t threads = 0, step = 512;
     cedar_engine_opts o = { .backend = "auto", .arith = CEDAR_F32 };
     score s = { 0 };
@@ -172,7 +170,7 @@ int cedar_cli_score(int argc, char **argv) {
         case 'm': model = optarg; break;
         case 'b': o.backend = optarg; break;
         case 'r': s.rows = true; break;
-        case 'l': s.dump_path = optarg; break;
+        case 'l': dump = optarg; break;
         case 'a': ok = cedar_cli_arith("score", optarg, &o.arith); break;
         case 'j': ok = cedar_cli_count("score", "--threads", optarg, 0, 4096, &threads); break;
         case 's': ok = cedar_cli_count("score", "--step", optarg, 1, 1 << 20, &step); break;
@@ -185,7 +183,8 @@ int cedar_cli_score(int argc, char **argv) {
     o.threads = (uint32_t)threads;
     s.step = (uint32_t)step;
     cedar_err err = { 0 };
-    cedar_status st = run(model, o, &s, argv + optind, argc - optind, &err);
-    if (s.dump && fclose(s.dump) && !st) st = cedar_fail(&err, CEDAR_E_IO, "%s: cannot be written", s.dump_path);
+    cedar_status st = open_dump(dump, &s.dump, &err);
+    if (!st) st = run(model, o, &s, argv + optind, argc - optind, &err);
+    if (s.dump && fclose(s.dump) && !st) st = cedar_fail(&err, CEDAR_E_IO, "%s: cannot be written", dump);
     return st ? cedar_cli_fail(&err) : CEDAR_EXIT_OK;
 }

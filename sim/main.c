@@ -10,11 +10,11 @@ static int verb_version(int argc, char **argv);
 
 static const cedar_verb verbs[] = {
     { "run", "play a scenario and write a database of results",
-      "usage: cedar run SCENARIO.lua [-o OUT.db] [--replace] [key=value ...]\n"
+      "usage: cedar run SCENARIO.lua ... [-o OUT.db] [--replace] [key=value ...]\n"
       "\n"
       "Plays a scenario and writes every request, step and quality difference into one SQLite file. The default\n"
       "file is SCENARIO.db in the current folder. key=value words win over every run{...} and audit{...} of the\n"
-      "scenario.\n"
+      "scenario. Several scenarios are played one after the other into one database, and so into one report.\n"
       "\n"
       "  -o, --output FILE   the database\n"
       "  -r, --replace       overwrite a database that is there\n"
@@ -25,6 +25,7 @@ static const cedar_verb verbs[] = {
       "  cedar run scenarios/lanes.lua -o /tmp/a.db         elsewhere\n"
       "  cedar run scenarios/quickstart.lua -r lanes=8      again, with eight lanes\n"
       "  cedar run scenarios/endpoint-ab.lua                two HTTP endpoints; name them in it first\n"
+      "  cedar run scenarios/ladder.lua scenarios/claims.lua -o verdict.db\n"
       "Ctrl-C ends after the step that is running; the database is complete up to there.\n",
       cedar_cli_run },
     { "report", "show the results of a run: text, HTML, or CSV",

@@ -111,6 +111,32 @@ scenarios() {
         'SELECT count(*) FROM expectations WHERE ok = 0'
 }
 
+# Several scenarios, one database: in order, each with its own name and lines.
+parts() {
+    local run='run { model = "tiny", trace = "traces/kv-cache-tester/trace_0057.json", length_scale = 1/64,
+                     turns_max = 1, requests_max = 2, page_tokens = 16, label = "%s" }'
+    # shellcheck disable=SC2059
+    printf "$run\n" first >"$out/first.lua"
+    # shellcheck disable=SC2059
+    printf "local a = 1\n$run\n" second >"$out/second.lua"
+    printf 'local a = nil\n\nprint(a.b)\n' >"$out/third.lua"
+    printf 'local a\n\f\nprint(a)\n' >"$out/feed.lua"
+    exits "two scenarios, one database" 0 'wrote' "$cedar" run "$out/first.lua" "$out/second.lua" -o "$out/parts.db"
+    same "their runs in order" "$(sql "$out/parts.db" 'SELECT group_concat(label) FROM runs')" first,second
+    same "their names" "$(sql "$out/parts.db" 'SELECT scenario_path FROM manifest')" "$out/first.lua + $out/second.lua"
+    exits "they replay" 0 '2 runs, all the same' "$cedar" replay "$out/parts.db"
+    exits "the second's error names its own line" 1 'third.lua:3' "$cedar" run "$out/first.lua" "$out/third.lua" \
+        -o "$out/parts2.db"
+    exits "a failed expectation of the first does not stop the second: 2" 2 'wrote' "$cedar" run "$out/no.lua" \
+        "$out/second.lua" -o "$out/parts3.db"
+    same "and the second is there" "$(sql "$out/parts3.db" 'SELECT label FROM runs')" second
+    exits "what stands between them cannot be in one" 1 'form feed' "$cedar" run "$out/first.lua" "$out/feed.lua" \
+        -o "$out/parts4.db"
+    exits "alone it can" 0 'nil' "$cedar" run "$out/feed.lua" -o "$out/parts4.db"
+    exits "a second scenario that is not there" 5 'nowhere.lua: no such file' "$cedar" run "$out/first.lua" \
+        nowhere.lua -o "$out/parts5.db"
+}
+
 repeat() {
     exits "run" 0 'wrote' "$cedar" run "$scenario" -o "$out/a.db"
     exits "run again" 0 'wrote' "$cedar" run "$scenario" -o "$out/b.db"
@@ -433,9 +459,6 @@ scores() {
     exits "score row by row" 0 'tokens\.bin,1,[0-9]+,93,-9\.53506[67]$' \
         "$cedar" score --model $dir --arith wide --rows --logits "$out/logits.bin" "$out/tokens.bin"
     same "score: logits of all rows" "$(wc -c <"$out/logits.bin")" $((208 * 512 * 4))
-    exits "score with a model that is not there" 5 'no-such-model' \
-        "$cedar" score --model no-such-model --logits "$out/logits.bin" "$out/tokens.bin"
-    same "score: and an older file of logits stays" "$(wc -c <"$out/logits.bin")" $((208 * 512 * 4))
     printf '\1\0\0\0\2' >"$out/odd.bin"
     exits "score of half a token" 5 'holds 1 tokens and 1 bytes more' "$cedar" score --model $dir "$out/odd.bin"
     echo 600 | ids_to_bytes >"$out/outside.bin"
@@ -483,6 +506,7 @@ rm -rf "$out"
 mkdir -p "$out"
 usage
 scenarios
+parts
 repeat
 reports
 keeps

@@ -17,6 +17,7 @@ import shutil
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 sys.dont_write_bytecode = True
 sys.path.insert(0, os.path.dirname(__file__))
@@ -537,10 +538,11 @@ def pictures(page, out, name):
     """As the system's choice of colours has it: what the buttons stored is forgotten first."""
     found = None
     page.evaluate("localStorage.clear(); delete document.documentElement.dataset.theme")
+    page.media(True)                                                # a change is drawn anew, also that to the first
     for kind in ("desktop", "dark", "phone"):
         page.media(kind == "dark")
         page.size(*((360, 740, True) if kind == "phone" else (1200, 900)))
-        page.evaluate("look.settled()")
+        page.evaluate("look.settled().then(() => scrollTo({ top: 0, behavior: 'instant' }))")
         if (page.evaluate("look.ratio(look.behind(document.body), [255, 255, 255, 1])") > 10) != (kind == "dark"):
             found = "the page of kind %s has the wrong colours" % kind
         page.screenshot(os.path.join(out, "%s-%s.png" % (name, kind)))
@@ -550,9 +552,9 @@ def pictures(page, out, name):
     return found
 
 
-def test(browser, cedar, out, subject, tally):
-    name, html = subject[0], os.path.join(out, subject[0] + ".html")
-    path, said = make_database(cedar, out, *subject)
+def test(browser, cedar, out, name, made, tally):
+    html = os.path.join(out, name + ".html")
+    path, said = made.result()
     db = want.open_database(path)
     page = opened(browser, html)
     for what, check in CHECKS:
@@ -589,17 +591,18 @@ def main():
     shutil.rmtree(out, ignore_errors=True)
     os.makedirs(out)
     tally, databases, began = Tally(), {}, time.time()
-    browser = Chromium(program)
+    browser, pool = Chromium(program), ThreadPoolExecutor(2)        # databases are made while pages are looked at
     try:
-        for subject in SUBJECTS:
-            start = time.time()
-            before = tally.passed
-            databases[subject[0]] = test(browser, cedar, out, subject, tally)
-            print("%-12s %3d passed %6.1f s" % (subject[0], tally.passed - before, time.time() - start))
+        made = [(subject[0], pool.submit(make_database, cedar, out, *subject)) for subject in SUBJECTS]
+        for name, future in made:
+            start, before = time.time(), tally.passed
+            databases[name] = test(browser, cedar, out, name, future, tally)
+            print("%-12s %3d passed %6.1f s" % (name, tally.passed - before, time.time() - start))
         prove(browser, out, databases["claims"], tally)
     except Failure as failure:
         tally.check("the test comes to its end", str(failure))
     finally:
+        pool.shutdown()
         browser.close()
     print("report: pages and pictures are in %s, %.0f s" % (out, time.time() - began))
     if os.environ.get("CEDAR_TALLY"):
