@@ -617,7 +617,7 @@ static const char *const models[] = { "tests/golden/tiny-s1", "tests/golden/tiny
 
 /* C0 to C5 of spec/replay.md 4.4 on both tiny models. */
 START_TEST(controls_hold) {
-    if (sanitized_skips("controls_hold", _i)) return;
+    if (sanitized_skips("controls_hold", _i) || one_thread_skips("controls_hold")) return;
     static const char *const words[] = {
         "backend", "cpu", "arith", "wide", "threads", "1", "docs", "4", "turns", "4", "prompts", "110,140", "suffix",
         "30,9,50", "answer", "20", "greedy_tokens", "12", "drafts", "true", "needles", "8,60", "layers", "1,3", "arms",
