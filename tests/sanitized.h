@@ -25,7 +25,7 @@ static inline bool sanitized_skips(const char *test, int repeat) {
 /* Built with ThreadSanitizer: true, so that a test that runs on one thread is skipped, and said to be. */
 static inline bool one_thread_skips(const char *test) {
 #ifdef __SANITIZE_THREAD__
-    printf("SKIP %s: runs on one thread, of which ThreadSanitizer has nothing to say; make test and asan run it\n", test);
+    printf("SKIP %s: runs on one thread: nothing for ThreadSanitizer; make test and make asan run it\n", test);
     fflush(stdout);
     return true;
 #else
