@@ -54,8 +54,8 @@ static cedar_status check_hardware(const cedar_hardware *hw, cedar_err *err) {
     }
     double each = hw->gpus / hw->attention_ranks;
     if (hw->gpus != floor(hw->gpus) || each != floor(each))
-        return cedar_fail(err, CEDAR_E_ARG, "hardware \"%s\": gpus = %g and attention_ranks = %g: GPUs are whole, and each "
-                          "rank has as many of them", hw->name, hw->gpus, hw->attention_ranks);
+        return cedar_fail(err, CEDAR_E_ARG, "hardware \"%s\": gpus = %g and attention_ranks = %g: GPUs are whole, and "
+                          "each rank has as many of them", hw->name, hw->gpus, hw->attention_ranks);
     return CEDAR_OK;
 }
 

@@ -948,7 +948,7 @@ START_TEST(test_findings_of_another_clock) {
     OK(o->run_begin(o->self, &run, &err));
     cedar_claim_row claim = claim_row(1, 6, "measured", "undecided");
     ck_assert_int_eq(o->finding(o->self, CEDAR_FINDING_CLAIM, &claim, &err), CEDAR_E_DB);
-    ck_assert_ptr_nonnull(strstr(err.msg, "table claims refuses a row: its provenance is not that of the run it names"));
+    ck_assert_ptr_nonnull(strstr(err.msg, "refuses a row: its provenance is not that of the run it names"));
     claim.run_id = 2;
     OK(o->finding(o->self, CEDAR_FINDING_CLAIM, &claim, &err));
     claim = claim_row(2, 6, "modelled", "undecided");
@@ -1092,8 +1092,9 @@ static void write_hostile_findings(const cedar_observer *o) {
         OK(o->finding(o->self, CEDAR_FINDING_RUNG, &rung, &err));
         OK(o->finding(o->self, CEDAR_FINDING_FIGURE, &figure, &err));
     }
-    cedar_claim_row claim = { 1, hostile, hostile, hostile, hostile, hostile, "throughput_ratio_at_interactivity", hostile,
-                              hostile, hostile, 5, 6, -INFINITY, INFINITY, 7, "modelled", "undecided", hostile, 0 };
+    cedar_claim_row claim = { 1, hostile, hostile, hostile, hostile, hostile, "throughput_ratio_at_interactivity",
+                              hostile, hostile, hostile, 5, 6, -INFINITY, INFINITY, 7, "modelled", "undecided",
+                              hostile, 0 };
     OK(o->finding(o->self, CEDAR_FINDING_CLAIM, &claim, &err));
     claim.claim_id = 2, claim.metric = hostile, claim.url = "https://\"><img src=x>";
     OK(o->finding(o->self, CEDAR_FINDING_CLAIM, &claim, &err));
