@@ -169,7 +169,9 @@ static cedar_status put_answers(const page *p, cedar_err *err) {
         page_text(p->to, reports_column_text(q, 1));
         fputs("</span>", p->to);
         if (*reports_column_text(q, 2)) {
-            fprintf(p->to, " <span class=\"tag %s\">", reports_column_text(q, 2));
+            fputs(" <span class=\"tag ", p->to);
+            page_text(p->to, reports_column_text(q, 2));
+            fputs("\">", p->to);
             page_text(p->to, reports_column_text(q, 2));
             fputs("</span>", p->to);
         }

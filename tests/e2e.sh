@@ -463,6 +463,16 @@ scores() {
     exits "score of half a token" 5 'holds 1 tokens and 1 bytes more' "$cedar" score --model $dir "$out/odd.bin"
     echo 600 | ids_to_bytes >"$out/outside.bin"
     exits "score of a token outside the vocabulary" 1 'token 0 is 600' "$cedar" score --model $dir "$out/outside.bin"
+    exits "score of a directory" 5 'cannot be read' "$cedar" score --model $dir "$out"
+    cp "$out/tokens.bin" "$out/a,\"b\".bin"
+    exits "score: a path with a comma and quotes is one field" 0 'a,""b""\.bin",208,207,' \
+        "$cedar" score --model $dir "$out/a,\"b\".bin"
+    exits "score: logits do not overwrite tokens" 1 'holds tokens to be scored' \
+        "$cedar" score --model $dir --logits "$out/tokens.bin" "$out/tokens.bin"
+    same "score: the tokens are still there" "$(wc -c <"$out/tokens.bin")" $((208 * 4))
+    exits "score without its model" 5 'nowhere' \
+        "$cedar" score --model nowhere --logits "$out/none.bin" "$out/tokens.bin"
+    same "score: no logits of no model" "$(ls "$out" | grep -c none)" 0
     exits "score without a model" 1 'give --model' "$cedar" score "$out/tokens.bin"
     exits "score without tokens" 1 'at least one file' "$cedar" score --model $dir
 }

@@ -410,6 +410,13 @@ START_TEST(files_become_documents) {
           "\"prompts\" has 0 entries and \"ends\" 1" },
         { "{\"documents\": [{\"name\": \"a\", \"prompts\": [], \"ends\": [2]}]}", CEDAR_E_FORMAT,
           "\"tokens\" must be an array" },
+        { "{\"documents\": [{\"name\": \"a\", \"tokens\": [1, 2, 3], \"prompts\": [1.5], \"ends\": [3]}]}",
+          CEDAR_E_FORMAT, "\"documents\"[0]: \"prompts\"[0] must be a whole number" },
+        { "{\"documents\": [{\"name\": \"a\", \"tokens\": [1, 2], \"prompts\": [1], \"ends\": [null]}]}",
+          CEDAR_E_FORMAT, "\"documents\"[0]: \"ends\"[0] must be a whole number" },
+        { "{\"documents\": [{\"name\": \"a\", \"tokens\": [1, 2], \"prompts\": [1], \"ends\": [2]}, {\"name\": \"b\", "
+          "\"tokens\": [1, 2], \"prompts\": [1], \"ends\": [2]}]}", CEDAR_E_FORMAT,
+          "\"documents\"[1] has the tokens of \"documents\"[0]" },
         { "{\"documents\": [3]}", CEDAR_E_FORMAT, "\"documents\"[0] must be an object" },
         { "{\"documents\": []}", CEDAR_E_ARG, "there is no document" },
         { "{}", CEDAR_E_FORMAT, "\"documents\" must be an array" },

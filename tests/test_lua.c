@@ -796,7 +796,9 @@ static const struct { const char *text, *message; } finding_mistakes[] = {
       "t.lua:1: claim: rule = \"near\": must be rounded, digit, within, at_least or at_most" },
     { CLAIM "ours = 1, provenance = 'computed', rule = 'within' }", "t.lua:1: claim: share is missing" },
     { CLAIM "ours = 1, provenance = 'computed', rule = 'within', share = -1 }",
-      "t.lua:1: claim: share must not be below 0" },
+      "t.lua:1: claim: share = -1: must be from 0 to below 1" },
+    { CLAIM "ours = 1, provenance = 'computed', rule = 'within', share = 1 }",
+      "t.lua:1: claim: share = 1: must be from 0 to below 1" },
     { CLAIM "why = 'w', sensitivity = {} }", "t.lua:1: claim: sensitivity needs a figure of ours" },
     { "claim{ published = { row = 1 }, why = 'w' }", "t.lua:1: claim: source is missing" },
 };
