@@ -442,6 +442,7 @@ static cedar_status play(run_http *h, cedar_err *err) {
         if (st || over) break;
         st = cedar_http_poll(h->client, time_to_next(h), err);
         if (!st) st = collect(h, err);
+        if (!st && r->obs->tick) st = r->obs->tick(r->obs->self, err);
         run_progress(r);
     }
     return st;
