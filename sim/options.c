@@ -755,8 +755,10 @@ static cedar_status check_http_only(const cedar_run_opts *o, cedar_err *err) {
 static cedar_status check_endpoints(const char *list, cedar_err *err) {
     int number = 1;
     for (const char *s = list;; s++, number++) {
-        size_t n = strcspn(s, ","), scheme = strncmp(s, "http://", 7) == 0 ? 7 : strncmp(s, "https://", 8) == 0 ? 8 : 0;
-        if (!scheme || n == scheme || strcspn(s, "@?# ") < n)
+        size_t n = strcspn(s, ",");
+        cedar_status st = strcspn(s, "@?# ") < n ? CEDAR_E_ARG : cedar_http_url(s, n);
+        if (st == CEDAR_E_OOM) return cedar_fail(err, st, "no memory for the URL of an endpoint");
+        if (st)
             return cedar_fail(err, CEDAR_E_ARG, "endpoints: URL %d must look like http://HOST:PORT or "
                               "https://HOST/PATH, without user, query or spaces; keys are given by http_key", number);
         s += n;
