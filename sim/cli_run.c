@@ -351,7 +351,8 @@ int cedar_cli_run(int argc, char **argv) {
     if (optind == argc) return cedar_cli_usage("run", "give a scenario");
     x.path = argv[optind++];
     if (!*x.path) return cedar_cli_usage("run", "the name of the scenario is empty");
-    if (strchr(x.path, '=')) return cedar_cli_usage("run", "give a scenario before %s", x.path);
+    if (strchr(x.path, '='))
+        return cedar_cli_usage("run", "give a scenario before %.*s", (int)strcspn(x.path, "="), x.path);
     for (int i = optind; i < argc; i++)
         if (!strchr(argv[i], '=')) return cedar_cli_usage("run", "\"%s\" is not a key=value word", argv[i]);
     x.overrides = (const char *const *)argv + optind;
