@@ -1,6 +1,7 @@
 /* What the events of an answer say: content and its times, token counts, why it ended, what went wrong. */
 #include <ctype.h>
 #include <jansson.h>
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -10,16 +11,20 @@
  * is a token of many vocabularies. */
 enum { ANY_JSON = JSON_DECODE_INT_AS_REAL | JSON_ALLOW_NUL };
 
+static bool is_count(const json_t *o, const char *key) {
+    const json_t *v = json_object_get(o, key);
+    double n = json_number_value(v);
+    return json_is_number(v) && n >= 0 && n <= UINT32_MAX && n == floor(n);
+}
+
+/* 0 when there is none. */
 static uint32_t count_of(const json_t *o, const char *key) {
-    double n = json_number_value(json_object_get(o, key));
-    return !(n > 0) ? 0 : n > UINT32_MAX ? UINT32_MAX : (uint32_t)n;
+    return is_count(o, key) ? (uint32_t)json_number_value(json_object_get(o, key)) : 0;
 }
 
 /* Counts may come with every event; the last ones are those of the whole answer. */
 static void read_usage(http_answer *a, const json_t *usage) {
-    if (!json_is_number(json_object_get(usage, "prompt_tokens")) ||
-        !json_is_number(json_object_get(usage, "completion_tokens")))
-        return;
+    if (!is_count(usage, "prompt_tokens") || !is_count(usage, "completion_tokens")) return;
     a->usage = true;
     a->prompt_tokens = count_of(usage, "prompt_tokens");
     a->completion_tokens = count_of(usage, "completion_tokens");

@@ -159,9 +159,16 @@ START_TEST(answers_are_read) {
         ck_assert_int_eq(b.class_, bad[i].class_);
         ck_assert(*b.error);
     }
-    http_answer half = { .first_ns = -1, .last_ns = -1 };
-    ck_assert(say(&half, "{\"choices\":[],\"usage\":{\"prompt_tokens\":70}}", 1));
-    ck_assert(!half.usage);
+    static const char *const counts[] = { "7", "7,\"completion_tokens\":-1", "7,\"completion_tokens\":1.5",
+                                          "7,\"completion_tokens\":\"1\"", "4294967296,\"completion_tokens\":1",
+                                          "18446744073709551616,\"completion_tokens\":1" };
+    for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {       /* that cannot be counted with */
+        http_answer c = { .first_ns = -1, .last_ns = -1 };
+        char event[160];
+        snprintf(event, sizeof event, "{\"choices\":[],\"usage\":{\"prompt_tokens\":%s}}", counts[i]);
+        ck_assert(say(&c, event, 1));
+        ck_assert_msg(!c.usage, "%s", event);
+    }
 }
 END_TEST
 
