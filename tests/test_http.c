@@ -950,6 +950,11 @@ START_TEST(what_cannot_be_honoured_is_refused) {
         { "endpoints=http://a?", "endpoints" }, { "endpoints=http://a,http://b:-1", "endpoints" },
         { "http_session_headers=a:b", "http_session_headers" },
         { "http_session_headers=a,", "http_session_headers" },
+        { "http_session_headers=a,host", "http_session_headers" },
+        { "http_session_headers=authorization", "http_session_headers" },
+        { "http_session_headers=a,b,c,d,e,f,g,h,i,j,k,l,m,n,o,p", "http_session_headers" },
+        { "http_session_headers=a23456789-b23456789-c23456789-d23456789-e23456789-f23456789-g23456789-h23456789-x",
+          "http_session_headers" },
         { "floor_mode=admit floor_tok_s_user=10", "floor_mode" } };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         cedar_run_opts *o = make_opts("traces", "http://127.0.0.1:1", bad[i].settings);

@@ -1115,6 +1115,10 @@ START_TEST(what_cannot_be_served_is_refused_at_once) {
     o = r->opts;
     o.name = "a\"b";
     ck_assert_int_eq(cedar_serve_open(&o, &s, &failure), CEDAR_E_ARG);
+    o = r->opts;
+    o.chunk_rows = o.engine.step_rows + 1;
+    ck_assert_int_eq(cedar_serve_open(&o, &s, &failure), CEDAR_E_ARG);
+    ck_assert_ptr_nonnull(strstr(failure.msg, "chunk_tokens = 65"));
     rig_open(r);
     o = r->opts;
     o.port = cedar_serve_port(r->server);                /* taken */
