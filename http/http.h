@@ -60,6 +60,10 @@ cedar_status cedar_http_key(const char *source, char **out, cedar_err *err) CEDA
 /* True for the two forms above and for "". */
 bool cedar_http_key_source(const char *source);
 
+/* CEDAR_E_ARG unless it is an http or https URL of `bytes` bytes that libcurl can read, without user, password, query
+ * and fragment, which may be secrets. */
+cedar_status cedar_http_url(const char *url, size_t bytes) CEDAR_USE_RESULT;
+
 typedef struct cedar_http_result {
     void *tag;
     cedar_http_class class_;

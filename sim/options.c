@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 
 #include "base/json.h"
 #include "base/mem.h"
@@ -740,8 +741,10 @@ static cedar_status check_http_only(const cedar_run_opts *o, cedar_err *err) {
 static cedar_status check_endpoints(const char *list, cedar_err *err) {
     int number = 1;
     for (const char *s = list;; s++, number++) {
-        size_t n = strcspn(s, ","), scheme = strncmp(s, "http://", 7) == 0 ? 7 : strncmp(s, "https://", 8) == 0 ? 8 : 0;
-        if (!scheme || n == scheme || strcspn(s, "@?# ") < n)
+        size_t n = strcspn(s, ",");
+        cedar_status st = strcspn(s, "@?# ") < n ? CEDAR_E_ARG : cedar_http_url(s, n);
+        if (st == CEDAR_E_OOM) return cedar_fail(err, st, "no memory for the URL of an endpoint");
+        if (st)
             return cedar_fail(err, CEDAR_E_ARG, "endpoints: URL %d must look like http://HOST:PORT or "
                               "https://HOST/PATH, without user, query or spaces; keys are given by http_key", number);
         s += n;
@@ -749,14 +752,27 @@ static cedar_status check_endpoints(const char *list, cedar_err *err) {
     }
 }
 
+/* Headers that say what a request is: a session's id in their place would break it. */
+static bool is_own_header(const char *name, size_t n) {
+    static const char *const own[] = { "Accept", "Authorization", "Connection", "Content-Encoding", "Content-Length",
+                                       "Content-Type", "Expect", "Host", "Transfer-Encoding", "X-Request-ID" };
+    for (size_t i = 0; i < sizeof own / sizeof *own; i++)
+        if (strlen(own[i]) == n && strncasecmp(name, own[i], n) == 0) return true;
+    return false;
+}
+
 /* Names that may stand in front of a header's colon. */
 static cedar_status check_headers(const char *list, cedar_err *err) {
     static const char allowed[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
+    size_t count = 0;
     for (const char *s = list; *list; s++) {
         size_t n = strspn(s, allowed);
-        if (n == 0 || (s[n] && s[n] != ','))
-            return cedar_fail(err, CEDAR_E_ARG, "http_session_headers = \"%.64s\": names of headers such as "
-                              "X-Session-ID, separated by commas", list);
+        if (n == 0 || n > CEDAR_HTTP_HEADER_NAME_MAX || (s[n] && s[n] != ',') || is_own_header(s, n) ||
+            ++count > CEDAR_HTTP_SESSION_HEADERS_MAX)
+            return cedar_fail(err, CEDAR_E_ARG, "http_session_headers = \"%.64s\": at most %d names of headers such as "
+                              "X-Session-ID, separated by commas, of at most %d characters, and none that says what a "
+                              "request is, such as Host", list, CEDAR_HTTP_SESSION_HEADERS_MAX,
+                              CEDAR_HTTP_HEADER_NAME_MAX);
         s += n;
         if (!*s) break;
     }

@@ -16,7 +16,7 @@ typedef cedar_run_state run;
 typedef cedar_request request;
 
 enum {
-    HEADERS_MAX = 16,
+    HEADERS_MAX = CEDAR_HTTP_SESSION_HEADERS_MAX + 1,
     HEADER_BYTES = 160,
     METRICS_BYTES_MAX = 16 << 20
 };
@@ -177,9 +177,9 @@ static size_t make_headers(const run_http *h, const request *q, char text[HEADER
                            const char *lines[HEADERS_MAX]) {
     uint64_t session = cedar_mix64(h->nonce ^ cedar_mix64((uint64_t)q->row.session_id));
     size_t n = 0;
-    for (const char *s = h->r->opts->http_session_headers; *s && n < HEADERS_MAX - 1; n++) {
+    for (const char *s = h->r->opts->http_session_headers; *s; n++) {
         int name = (int)strcspn(s, ",");
-        snprintf(text[n], HEADER_BYTES, "%.*s: cedar-%016" PRIx64, name < 100 ? name : 100, s, session);
+        snprintf(text[n], HEADER_BYTES, "%.*s: cedar-%016" PRIx64, name, s, session);
         s += name + (s[name] == ',');
     }
     snprintf(text[n], HEADER_BYTES, "X-Request-ID: cedar-%016" PRIx64 "-%" PRId64, h->nonce, q->row.request_id);
@@ -434,6 +434,7 @@ static cedar_status play(run_http *h, cedar_err *err) {
         if (st || over) break;
         st = cedar_http_poll(h->client, time_to_next(h), err);
         if (!st) st = collect(h, err);
+        if (!st && r->obs->tick) st = r->obs->tick(r->obs->self, err);
         run_progress(r);
     }
     return st;

@@ -664,11 +664,14 @@ END_TEST
 
 START_TEST(bad_overrides_stop_everything) {
     static const char *const cases[][2] = {
-        { "lane=8", "override lane=8: unknown option \"lane\"; did you mean \"lanes\"?" },
-        { "lanes=0", "override lanes=0: lanes = 0: allowed are 1 to 4096" },
+        { "lane=8", "override lane: unknown option \"lane\"; did you mean \"lanes\"?" },
+        { "lanes=0", "override lanes: lanes = 0: allowed are 1 to 4096" },
         { "lanes", "\"lanes\": an override is key=value, for example lanes=8" },
         { "=8", "\"=8\": an override is key=value, for example lanes=8" },
-        { "lanes=", "override lanes=: lanes: the value is empty" } };
+        { "lanes=", "override lanes: lanes: the value is empty" },
+        { "http_kye=sk-1", "override http_kye: unknown option \"http_kye\"; did you mean \"http_key\"?" },
+        { "http_key=sk-1", "override http_key: http_key says where the key is, never the key itself: \"env:NAME\" or "
+                           "\"file:PATH\"" } };
     script_opts.override_count = 1;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         script_opts.overrides = &cases[i][0];
@@ -1020,7 +1023,7 @@ START_TEST(audits_are_played) {
     script_opts.overrides = bad;
     script_opts.override_count = 1;
     ck_assert_int_eq(play("print(1)"), CEDAR_E_ARG);
-    ck_assert_str_eq(err.msg, "override suffix=x: suffix = \"x\": must be a number that is not negative");
+    ck_assert_str_eq(err.msg, "override suffix: suffix = \"x\": must be a number that is not negative");
 }
 END_TEST
 

@@ -558,6 +558,29 @@ START_TEST(test_store_close) {
 }
 END_TEST
 
+/* Rows of a run in real time are there for other programs, and after a kill, though no row comes behind them. */
+START_TEST(test_store_tick) {
+    cedar_store *s;
+    make_dir();
+    OK(cedar_store_create(db_path, false, &s, &err));
+    const cedar_observer *o = cedar_store_observer(s);
+    cedar_manifest_row m = manifest_row();
+    cedar_run_row r = run_row(1, "a", "exact");
+    cedar_step_row w = { .run_id = 1, .step_id = 1, .steps = 1, .engine = 1, .graph = "none" };
+    OK(o->manifest(o->self, &m, &err));
+    OK(o->run_begin(o->self, &r, &err));
+    OK(o->step(o->self, &w, &err));
+    usleep(1100000);
+    sqlite3 *db = open_plain();
+    WANT(db, "steps", { "COUNT(*)", 0 });
+    OK(o->tick(o->self, &err));
+    WANT(db, "steps", { "COUNT(*)", 1 });
+    sqlite3_close(db);
+    OK(cedar_store_close(s, true, &err));
+    remove_dir();
+}
+END_TEST
+
 START_TEST(test_store_replace) {
     cedar_store *s;
     write_text(db_path, "my thesis\n");
@@ -1569,6 +1592,7 @@ static Suite *reports_suite(void) {
     tcase_add_test(metrics, test_pairs);
     tcase_add_test(metrics, test_http);
     tcase_add_test(store, test_store_close);
+    tcase_add_test(store, test_store_tick);
     tcase_add_test(store, test_store_replace);
     tcase_add_test(store, test_store_in_use);
     tcase_add_test(store, test_store_refused_rows);
