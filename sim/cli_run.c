@@ -333,8 +333,13 @@ int cedar_cli_run(int argc, char **argv) {
     }
     if (optind == argc) return cedar_cli_usage("run", "give a scenario");
     x.paths = argv + optind;
-    for (; optind < argc && !strchr(argv[optind], '='); optind++, x.path_count++)
+    for (; optind < argc && !strchr(argv[optind], '='); optind++, x.path_count++) {
         if (!*argv[optind]) return cedar_cli_usage("run", "the name of the scenario is empty");
+        const char *end = strrchr(argv[optind], '.');
+        if (x.path_count && (!end || strcmp(end, ".lua")))
+            return cedar_cli_usage("run", "\"%s\" is neither a key=value word nor another scenario, NAME.lua",
+                                   argv[optind]);
+    }
     if (!x.path_count)
         return cedar_cli_usage("run", "give a scenario before %.*s", (int)strcspn(argv[optind], "="), argv[optind]);
     for (int i = optind; i < argc; i++)
