@@ -66,7 +66,7 @@ usage() {
     exits "a verb with a slip of the pen" 1 'do you mean "report"' "$cedar" repotr
     exits "run without a scenario" 1 'give a scenario' "$cedar" run
     exits "run with an unknown option" 1 'help run' "$cedar" run --fast "$small"
-    exits "run with a word that is no key=value" 1 'not a key=value' "$cedar" run "$small" lanes
+    exits "run with a word that is no key=value" 1 'neither a key=value' "$cedar" run "$small" lanes
     exits "run with an unknown key" 1 'lanes' "$cedar" run "$small" -o "$out/x.db" lane=3
     exits "run with a value out of range" 1 '4096' "$cedar" run "$small" -o "$out/x.db" lanes=4097
     exits "run of a file that is not there" 5 'no such file' "$cedar" run no-such.lua -o "$out/x.db"
