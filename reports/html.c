@@ -258,9 +258,12 @@ static cedar_status put_claims(const page *p, cedar_err *err) {
                                   "are our "
              "intervals. Series over concurrency or length of prompt follow below.", PAGE_CLAIMS);
     page_chart(p, "c-claims", "Ours over published", about);
-    page_chart(p, "c-sensitivity", "What the ratio of throughput at a speed hangs on", "Our figure with one "
-                  "assumption from "
-               "low to high, all else equal.");
+    page_chart(p, "c-sensitivity", "What the ratio of throughput at a speed hangs on",
+               "Least to most of our figure with "
+               "one assumption low, as assumed and high, all else equal. <code>memory_efficiency</code>: the share of "
+               "the memory bandwidth that reads of weights and cache reach; <code>time_scale</code>: recorded delays "
+               "between turns times this. Values at a speed are read off by Steffen&#39;s curve: a smooth one through "
+               "the points of a front that never overshoots them.");
     if (!st) st = page_table(p, "sensitivity", false, NULL, err);
     fputs("<div class=\"pair\" id=\"points\"></div>\n", p->to);
     if (!st) st = page_table(p, "claim_points", false, NULL, err);
