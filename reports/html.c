@@ -199,6 +199,7 @@ static cedar_status put_overview(const page *p, cedar_err *err) {
     st = put_answers(p, err);
     if (!st && p->run_count) st = put_cards(p, err);
     if (!st) st = page_tables(p, of_runs, p->run_count > PAGE_FOLD, err);
+    if (!st) st = page_table(p, "http_errors", false, NULL, err);
     if (!st) st = page_table(p, "errors", false, NULL, err);
     if (!st) st = page_table(p, "expectations", atoi(fails) == 0, NULL, err);
     page_section_end(p);

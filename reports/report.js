@@ -656,7 +656,7 @@
   function claims() {
     const rows = data.claims, narrow = document.body.clientWidth < 640;
     const name = (r) => (r[0] + " " + r[1] + (narrow || !r[2] ? "" : ", " + r[2]))
-      .replace(narrow ? /^(.{21}).+/ : /^(.{55}).+/, "$1\u2026");
+      .replace(narrow ? /^(.{14}).+/ : /^(.{55}).+/, "$1\u2026");
     const verdicts = [["reproduced", "--good", "circle"], ["undecided", "--warn", "triangle"],
       ["not reproduced", "--bad", "rect"]];
     draw("c-claims", {

@@ -827,6 +827,9 @@ static cedar_status csv_to(const char *view, FILE *to) { return cedar_report_csv
 static cedar_status text_to(const char *width, FILE *to) {
     return cedar_report_text(db_path, to, atoi(width), false, &err);
 }
+static cedar_status brief_to(const char *width, FILE *to) {
+    return cedar_report_brief(db_path, to, atoi(width), false, &err);
+}
 static cedar_status color_to(const char *width, FILE *to) {
     return cedar_report_text(db_path, to, atoi(width), true, &err);
 }
@@ -943,6 +946,42 @@ START_TEST(test_findings_refused) {
 }
 END_TEST
 
+/* Behind a run: the summary while there are few runs, expectations that fail, one line for all sessions cut. */
+START_TEST(test_brief) {
+    for (int64_t runs = 30; runs <= 31; runs++) {
+        const cedar_observer *o;
+        cedar_store *s = open_store(&o);
+        for (int64_t id = 1; id <= runs; id++) {
+            cedar_run_row run = run_row(id, "a", "exact");
+            cedar_run_end_row end = run_end_row(id);
+            end.sessions_unfinished = 2, end.requests_unfinished = id == 1;
+            OK(o->run_begin(o->self, &run, &err));
+            OK(o->run_end(o->self, &end, &err));
+        }
+        const cedar_expect_row e[] = { { "this is so", "", true }, { "that is so", "it is not", false } };
+        for (int i = 0; i < 2; i++) OK(o->expect(o->self, &e[i], &err));
+        OK(cedar_store_close(s, true, &err));
+        char *text = output(brief_to, "300"), line[80];
+        ck_assert_int_eq(strstr(text, "\nSummary\n") != NULL, runs == 30);
+        ck_assert_ptr_nonnull(strstr(text, "1 of 2 expectations of the scenario FAIL."));
+        ck_assert_ptr_nonnull(strstr(text, "\nexpectation fails: that is so it is not\n"));
+        ck_assert_ptr_null(strstr(text, "this is so"));
+        ck_assert_ptr_nonnull(strstr(text, "\nrun 1 a: unfinished at the end: 1 requests, 2 sessions\n"));
+        ck_assert_ptr_null(strstr(text, "run 2 a: unfinished"));
+        snprintf(line, sizeof line, "\nunfinished at the end: 0 requests, %d sessions (runs: %d)\n",
+                 (int)(2 * (runs - 1)), (int)(runs - 1));
+        ck_assert_ptr_nonnull(strstr(text, line));
+        ck_assert_ptr_nonnull(strstr(text, "everything: cedar report "));
+        free(text);
+        text = output(text_to, "300");
+        ck_assert_ptr_nonnull(strstr(text, "\n1 hold, 1 fail\n"));
+        ck_assert_ptr_null(strstr(text, "this is so"));
+        free(text);
+        unlink(db_path);
+    }
+}
+END_TEST
+
 START_TEST(test_csv) {
     const cedar_observer *o;
     cedar_store *s = open_store(&o);
@@ -973,8 +1012,10 @@ START_TEST(test_csv) {
     ck_assert_int_eq(cedar_report_csv(db_path, "v_sumary; DROP TABLE runs", stdout, &err), CEDAR_E_ARG);
     ck_assert_ptr_nonnull(strstr(err.msg, "v_summary, v_population"));
     ck_assert_ptr_nonnull(strstr(err.msg, "v_answers"));
+    ck_assert_ptr_nonnull(strstr(err.msg, "tables go without v_"));
     ck_assert_int_eq(cedar_report_csv(db_path, "request", stdout, &err), CEDAR_E_ARG);
     ck_assert_ptr_nonnull(strstr(err.msg, "manifest, runs"));
+    ck_assert_ptr_nonnull(strstr(err.msg, "names with v_, audit or claim list theirs"));
     ck_assert_ptr_nonnull(strstr(err.msg, "expectations"));
     ck_assert_ptr_nonnull(strstr(err.msg, "endpoint_metrics"));
     ck_assert_int_eq(cedar_report_csv(db_path, "v_audits", stdout, &err), CEDAR_E_ARG);
@@ -1487,6 +1528,9 @@ START_TEST(test_http) {
          { "prompt_asked", 24 }, { "prompt_counted", 30 }, { "prompt_ratio", 1.25 }, { "tokens_per_event", 2.5 });
     WANT(db, "v_http_errors", { "run_id", 1 }, { "requests", 1 }, { "status_max", 429 }, { "retry_after_s", 7 });
     check_text(db, "SELECT error_class FROM v_http_errors", "http_429");
+    char *text = output(text_to, "300");
+    ck_assert_ptr_nonnull(strstr(text, ": 1 requests failed at endpoint 1, class http_429: "));
+    free(text);
     WANT(db, "endpoint_metrics WHERE run_id = 2", { "value", 12.5 }, { "endpoint", 1 });
     WANT(db, "v_request_times WHERE run_id = 2 AND turn = 1 AND lane = 1", { "end_ns", 5e9 });
     sqlite3_close(db);
@@ -1525,6 +1569,7 @@ static Suite *reports_suite(void) {
     tcase_add_test(store, test_faults);
     tcase_add_test(out, test_findings);
     tcase_add_test(out, test_findings_refused);
+    tcase_add_test(out, test_brief);
     tcase_add_test(out, test_csv);
     tcase_add_test(out, test_views_listed);
     tcase_add_test(out, test_text);
