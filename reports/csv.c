@@ -97,7 +97,8 @@ static cedar_status unknown_view(const char *view, cedar_err *err) {
         if (family(view_names[i]) != family(view)) continue;
         at += (size_t)snprintf(known + at, sizeof known - at, "%s%s", at ? ", " : "", view_names[i]);
     }
-    return cedar_fail(err, CEDAR_E_ARG, "there is no view \"%.32s\"; known are %s; %s", view, known, others[family(view)]);
+    return cedar_fail(err, CEDAR_E_ARG, "there is no view \"%.32s\"; known are %s; %s", view, known,
+                      others[family(view)]);
 }
 
 cedar_status cedar_report_csv(const char *path, const char *view, FILE *to, cedar_err *err) {
