@@ -69,7 +69,6 @@ static const char *const arith_names[] = { "wide", "f32", "bf16" };
 const char *audit_cut_name(cedar_cut cut) { return cut_names[cut]; }
 const char *audit_hits_name(cedar_hits hits) { return hit_names[hits]; }
 const char *audit_fault_name(cedar_fault fault) { return fault_names[fault]; }
-const char *audit_arith_name(cedar_arith arith) { return arith_names[arith]; }
 
 /* Adds a word to the label, whose words are separated by single spaces. A setting may be there once. */
 static cedar_status add_word(const char *text, const char *word, cedar_arm *arm, cedar_err *err) {

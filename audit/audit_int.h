@@ -17,7 +17,6 @@ void audit_options_json(const cedar_audit_opts *o, char *out, size_t bytes);    
 const char *audit_cut_name(cedar_cut cut);
 const char *audit_hits_name(cedar_hits hits);
 const char *audit_fault_name(cedar_fault fault);
-const char *audit_arith_name(cedar_arith arith);
 
 /* --- track.c: one arm's sequence, its cache from turn to turn, and its steps -------------------------------------- */
 

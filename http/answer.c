@@ -1,21 +1,31 @@
 /* What the events of an answer say: content and its times, token counts, why it ended, what went wrong. */
 #include <ctype.h>
 #include <jansson.h>
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
+#include "base/utf8.h"
 #include "http/http_int.h"
 
+/* Everything that JSON allows is let in: whole numbers of any length, which become reals, and the character 0, which
+ * is a token of many vocabularies. */
+enum { ANY_JSON = JSON_DECODE_INT_AS_REAL | JSON_ALLOW_NUL };
+
+static bool is_count(const json_t *o, const char *key) {
+    const json_t *v = json_object_get(o, key);
+    double n = json_number_value(v);
+    return json_is_number(v) && n >= 0 && n <= UINT32_MAX && n == floor(n);
+}
+
+/* 0 when there is none. */
 static uint32_t count_of(const json_t *o, const char *key) {
-    json_int_t n = json_integer_value(json_object_get(o, key));
-    return n < 0 ? 0 : n > UINT32_MAX ? UINT32_MAX : (uint32_t)n;
+    return is_count(o, key) ? (uint32_t)json_number_value(json_object_get(o, key)) : 0;
 }
 
 /* Counts may come with every event; the last ones are those of the whole answer. */
 static void read_usage(http_answer *a, const json_t *usage) {
-    if (!json_is_integer(json_object_get(usage, "prompt_tokens")) ||
-        !json_is_integer(json_object_get(usage, "completion_tokens")))
-        return;
+    if (!is_count(usage, "prompt_tokens") || !is_count(usage, "completion_tokens")) return;
     a->usage = true;
     a->prompt_tokens = count_of(usage, "prompt_tokens");
     a->completion_tokens = count_of(usage, "completion_tokens");
@@ -39,7 +49,7 @@ static void read_choice(http_answer *a, const json_t *choice, int64_t now_ns) {
     const char *finish = json_string_value(json_object_get(choice, "finish_reason"));
     if (finish) {
         a->finished = true;
-        snprintf(a->finish, sizeof a->finish, "%s", finish);
+        http_copy_text(a->finish, sizeof a->finish, finish, a->key);
         http_clean_text(a->finish, NULL);
     }
     if (!has_content(choice)) return;
@@ -47,10 +57,10 @@ static void read_choice(http_answer *a, const json_t *choice, int64_t now_ns) {
     a->last_ns = now_ns;
 }
 
-static void message_of(const json_t *error, char out[CEDAR_HTTP_ERROR_BYTES]) {
+static void message_of(const json_t *error, const char *key, char out[CEDAR_HTTP_ERROR_BYTES]) {
     const char *text = json_string_value(error);
     if (!text) text = json_string_value(json_object_get(error, "message"));
-    snprintf(out, CEDAR_HTTP_ERROR_BYTES, "%s", text ? text : "no message");
+    http_copy_text(out, CEDAR_HTTP_ERROR_BYTES, text ? text : "no message", key);
 }
 
 bool http_answer_event(http_answer *a, const char *data, size_t bytes, int64_t now_ns) {
@@ -59,7 +69,7 @@ bool http_answer_event(http_answer *a, const char *data, size_t bytes, int64_t n
         a->done = true;
         return true;
     }
-    json_t *event = json_loadb(data, bytes, 0, NULL);
+    json_t *event = json_loadb(data, bytes, ANY_JSON, NULL);
     if (!json_is_object(event)) {
         json_decref(event);
         a->class_ = CEDAR_HTTP_MALFORMED;
@@ -69,7 +79,7 @@ bool http_answer_event(http_answer *a, const char *data, size_t bytes, int64_t n
     const json_t *error = json_object_get(event, "error"), *choice;
     size_t i;
     if (error && !json_is_null(error)) {
-        message_of(error, a->error);
+        message_of(error, a->key, a->error);
         a->class_ = http_says_overflow(a->error) ? CEDAR_HTTP_OVERFLOW : CEDAR_HTTP_STREAM_ERROR;
     }
     read_usage(a, json_object_get(event, "usage"));
@@ -78,12 +88,12 @@ bool http_answer_event(http_answer *a, const char *data, size_t bytes, int64_t n
     return a->class_ == CEDAR_HTTP_OK;
 }
 
-void http_error_text(const char *body, size_t bytes, char out[CEDAR_HTTP_ERROR_BYTES]) {
-    json_t *doc = json_loadb(body, bytes, 0, NULL);
+void http_error_text(const char *body, const char *key, char out[CEDAR_HTTP_ERROR_BYTES]) {
+    json_t *doc = json_loads(body, ANY_JSON, NULL);
     const json_t *error = json_object_get(doc, "error");
     if (!error && json_is_object(doc)) error = json_object_get(doc, "message") ? doc : json_object_get(doc, "detail");
-    if (error) message_of(error, out);
-    else snprintf(out, CEDAR_HTTP_ERROR_BYTES, "%.*s", bytes < INT16_MAX ? (int)bytes : INT16_MAX, body);
+    if (error) message_of(error, key, out);
+    else http_copy_text(out, CEDAR_HTTP_ERROR_BYTES, body, key);
     json_decref(doc);
 }
 
@@ -97,24 +107,20 @@ bool http_says_overflow(const char *text) {
 }
 
 /* Stars, since what is left and right of a word that is taken out may make the same word again. */
-static void blot_out(char *text, const char *word) {
-    size_t n = strlen(word);
-    for (char *at = text; n && (at = strstr(at, word));) memset(at, '*', n);
-}
-
-/* Bytes of the character at s, 0 when it is not UTF-8. */
-static size_t character(const unsigned char *s) {
-    size_t n = s[0] < 0x80 ? 1 : s[0] >= 0xC2 && s[0] < 0xE0 ? 2 : s[0] >= 0xE0 && s[0] < 0xF0 ? 3
-               : s[0] >= 0xF0 && s[0] < 0xF5 ? 4 : 0;
-    for (size_t i = 1; i < n; i++)
-        if ((s[i] & 0xC0) != 0x80) return 0;
-    return n;
+void http_copy_text(char *out, size_t room, const char *text, const char *key) {
+    size_t n = key ? strlen(key) : 0, stars = 0, i = 0;
+    for (; text[i] && i + 1 < room; i++) {
+        if (n && strncmp(text + i, key, n) == 0) stars = n;
+        out[i] = stars ? '*' : text[i];
+        stars -= stars > 0;
+    }
+    out[i] = 0;
 }
 
 void http_clean_text(char *text, const char *key) {
-    if (key) blot_out(text, key);
+    http_copy_text(text, SIZE_MAX, text, key);
     for (unsigned char *s = (unsigned char *)text; *s;) {
-        size_t n = character(s);
+        size_t n = cedar_utf8_bytes((const char *)s, NULL);
         if (n == 1 && !isprint(*s)) *s = ' ';
         if (n == 0) *s = '?';
         s += n ? n : 1;

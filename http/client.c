@@ -31,6 +31,7 @@ typedef struct call {
     http_sse stream;
     http_answer answer;
     bool is_stream, typed;      /* the answer's content type, once seen */
+    bool coded;                 /* it is compressed, though nobody asked for that */
     char *error_body;           /* [BODY_BYTES] beginning of an answer that is none, NULL = nothing of it came */
     size_t error_bytes;
     char curl_error[CURL_ERROR_SIZE];
@@ -189,18 +190,25 @@ static size_t on_header(char *line, size_t size, size_t count, void *self) {
     size_t bytes = size * count, n;
     const char *v;
     if (bytes > 5 && memcmp(line, "HTTP/", 5) == 0) {   /* an answer may come behind one that says "go on" */
-        q->typed = q->is_stream = false;
+        q->typed = q->is_stream = q->coded = false;
         q->result.retry_after_s = -1;
     }
     if ((v = header_value(line, bytes, "content-type:", &n))) {
         q->typed = true;
         q->is_stream = n >= 17 && strncasecmp(v, "text/event-stream", 17) == 0;
+    } else if ((v = header_value(line, bytes, "content-encoding:", &n))) {
+        q->coded = n < 8 || strncasecmp(v, "identity", 8) != 0;
     } else if ((v = header_value(line, bytes, "retry-after:", &n)) && n && *v >= '0' && *v <= '9') {
         int64_t s = 0;
         for (size_t i = 0; i < n && v[i] >= '0' && v[i] <= '9' && s < 1000000000; i++) s = 10 * s + (v[i] - '0');
         q->result.retry_after_s = s;
     }
     return bytes;
+}
+
+/* Whether the answer's bytes are an event stream; status: of HTTP. */
+static bool has_stream(const call *q, long status) {
+    return status == 200 && (!q->typed || q->is_stream) && !q->coded;
 }
 
 static void keep_error(call *q, const char *bytes, size_t count) {
@@ -238,7 +246,7 @@ static size_t on_bytes(char *bytes, size_t size, size_t count, void *self) {
     q->now_ns = cedar_now_ns();
     drop_body(q);
     curl_easy_getinfo(q->easy, CURLINFO_RESPONSE_CODE, &status);
-    if (status != 200 || (q->typed && !q->is_stream)) {
+    if (!has_stream(q, status)) {
         keep_error(q, bytes, n);
         return n;
     }
@@ -272,8 +280,8 @@ static cedar_status take_call(cedar_http *c, call **out, cedar_err *err) {
         q->stream = (http_sse){ .limit = CEDAR_HTTP_EVENT_BYTES_MAX, .self = q, .event = on_event };
     }
     q->next = NULL;
-    q->answer = (http_answer){ .first_ns = -1, .last_ns = -1 };
-    q->typed = q->is_stream = false;
+    q->answer = (http_answer){ .key = c->key, .first_ns = -1, .last_ns = -1 };
+    q->typed = q->is_stream = q->coded = false;
     q->error_bytes = 0;
     *q->curl_error = 0;
     http_sse_restart(&q->stream);
@@ -304,6 +312,26 @@ static bool add_headers(call *q, const char *const *headers, size_t count) {
         cedar_free(line);
     }
     return ok;
+}
+
+cedar_status cedar_http_url(const char *url, size_t bytes) {
+    static const CURLUPart secrets[] = { CURLUPART_USER, CURLUPART_PASSWORD, CURLUPART_QUERY, CURLUPART_FRAGMENT };
+    CURLU *parts = curl_url();
+    char *text = cedar_calloc(bytes + 1, 1), *part = NULL;
+    bool memory = parts && text, good = memory;
+    if (text) memcpy(text, url, bytes);
+    /* libcurl takes the path of "http:///path" for a host */
+    good = good && !strstr(text, ":///") && curl_url_set(parts, CURLUPART_URL, text, 0) == CURLUE_OK &&
+           curl_url_get(parts, CURLUPART_SCHEME, &part, 0) == CURLUE_OK &&
+           (strcmp(part, "http") == 0 || strcmp(part, "https") == 0);
+    curl_free(part);
+    for (size_t i = 0; i < sizeof secrets / sizeof *secrets && good; i++) {
+        good = curl_url_get(parts, secrets[i], &part, 0) != CURLUE_OK;
+        if (!good) curl_free(part);
+    }
+    cedar_free(text);
+    curl_url_cleanup(parts);
+    return good ? CEDAR_OK : memory ? CEDAR_E_ARG : CEDAR_E_OOM;
 }
 
 /* What all transfers have in common. */
@@ -377,10 +405,8 @@ static cedar_http_class class_of_status(long status) {
 /* An answer that is no event stream. */
 static void judge_body(call *q, int status) {
     char text[CEDAR_HTTP_ERROR_BYTES] = "";
-    if (q->error_body) {
-        http_clean_text(q->error_body, q->client->key);
-        http_error_text(q->error_body, strlen(q->error_body), text);
-    }
+    if (q->coded) snprintf(text, sizeof text, "it is compressed, which was not asked for");
+    else if (q->error_body) http_error_text(q->error_body, q->client->key, text);
     if (status == 200) {
         say(q, CEDAR_HTTP_MALFORMED, "the answer is no event stream: %.200s", text);
         return;
@@ -406,6 +432,11 @@ static void judge_transfer(call *q, CURLcode code) {
     case CURLE_COULDNT_CONNECT:
     case CURLE_OPERATION_TIMEDOUT:
     case CURLE_SSL_CONNECT_ERROR:
+    case CURLE_SSL_CACERT_BADFILE:
+    case CURLE_SSL_CERTPROBLEM:
+    case CURLE_SSL_CIPHER:
+    case CURLE_SSL_ISSUER_ERROR:
+    case CURLE_SSL_INVALIDCERTSTATUS:
     case CURLE_PEER_FAILED_VERIFICATION: say(q, CEDAR_HTTP_CONNECT, "no connection: %.200s", why); break;
     case CURLE_WEIRD_SERVER_REPLY:
     case CURLE_UNSUPPORTED_PROTOCOL:
@@ -442,7 +473,7 @@ static void on_done(call *q, CURLcode code) {
     long status = 0;
     curl_easy_getinfo(q->easy, CURLINFO_RESPONSE_CODE, &status);
     q->result.status = (int32_t)status;
-    bool stream = status == 200 && (!q->typed || q->is_stream);
+    bool stream = has_stream(q, status);
     if (stream && code == CURLE_OK && !q->answer.class_) {
         cedar_status st = http_sse_end(&q->stream);
         if (st) stream_failed(q, st);
@@ -496,8 +527,6 @@ bool cedar_http_next(cedar_http *c, cedar_http_result *out) {
     c->spare = q;
     return true;
 }
-
-uint32_t cedar_http_active(const cedar_http *c) { return c->active_count; }
 
 /* --- letting things happen ---------------------------------------------------------------------------------------- */
 
@@ -582,6 +611,7 @@ cedar_status cedar_http_get(const cedar_http *c, const char *url, size_t bytes_m
     release(&q);
     curl_easy_cleanup(q.easy);
     if (code == CURLE_OK && status == 200) {
+        http_copy_text(d.text, SIZE_MAX, d.text, c->key);
         *out = d.text;
         return CEDAR_OK;
     }

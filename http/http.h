@@ -60,6 +60,10 @@ cedar_status cedar_http_key(const char *source, char **out, cedar_err *err) CEDA
 /* True for the two forms above and for "". */
 bool cedar_http_key_source(const char *source);
 
+/* CEDAR_E_ARG unless it is an http or https URL of `bytes` bytes that libcurl can read, without user, password, query
+ * and fragment, which may be secrets. */
+cedar_status cedar_http_url(const char *url, size_t bytes) CEDAR_USE_RESULT;
+
 typedef struct cedar_http_result {
     void *tag;
     cedar_http_class class_;
@@ -87,8 +91,6 @@ bool cedar_http_next(cedar_http *c, cedar_http_result *out);
 
 /* Ends everything that is on its way, as CEDAR_HTTP_CUT. */
 void cedar_http_cut(cedar_http *c);
-
-uint32_t cedar_http_active(const cedar_http *c);
 
 /* A whole small document. CEDAR_E_IO: it cannot be had within timeout_ns, has another status than 200, or more than
  * bytes_max bytes. *out, ended by a 0 byte, is owned by the caller (cedar_free). */

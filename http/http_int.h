@@ -32,6 +32,7 @@ void http_sse_free(http_sse *s);
 /* --- answer.c: what events say about the answer ------------------------------------------------------------------- */
 
 typedef struct http_answer {
+    const char *key;            /* blotted out of all texts; borrowed, NULL = none */
     cedar_http_class class_;    /* of the first thing that is wrong */
     bool done;                  /* [DONE] has come */
     bool finished;              /* a finish_reason has come */
@@ -45,11 +46,15 @@ typedef struct http_answer {
 /* One event that came at now_ns. False: class_ says why the stream is of no use any more. */
 bool http_answer_event(http_answer *a, const char *data, size_t bytes, int64_t now_ns);
 
-/* What an error body says: the message of its JSON, else its beginning. */
-void http_error_text(const char *body, size_t bytes, char out[CEDAR_HTTP_ERROR_BYTES]);
+/* What an error body says: the message of its JSON, else its beginning; without the key, which may be NULL. */
+void http_error_text(const char *body, const char *key, char out[CEDAR_HTTP_ERROR_BYTES]);
 
 /* Whether an error's text says that prompt and answer exceed the context. */
 bool http_says_overflow(const char *text);
+
+/* Copies as much as there is room for, with stars for the key, which may be NULL: blotted out before it is cut, since
+ * half a key is one too many. text may be out. */
+void http_copy_text(char *out, size_t room, const char *text, const char *key);
 
 /* Blots out the key, and everything that is not printable UTF-8. key may be NULL. */
 void http_clean_text(char *text, const char *key);

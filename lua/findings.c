@@ -293,7 +293,7 @@ static cedar_claim_test read_test(lua_State *L, int published, const cedar_claim
         if (t.last_digit <= 0) script_fail(L, "claim: last_digit must be above 0");
     } else {
         t.share = number_field(L, "claim", 1, "share");
-        if (t.share < 0) script_fail(L, "claim: share must not be below 0");
+        if (t.share < 0 || t.share >= 1) script_fail(L, "claim: share = %g: must be from 0 to below 1", t.share);
     }
     return t;
 }

@@ -1,6 +1,4 @@
 /* paired(a, b, {...}): two runs compared request by request. The program looks the requests up and resamples. */
-#include <string.h>
-
 #include "lua/script_int.h"
 
 enum { RUNS_MAX = 64 };
@@ -26,17 +24,6 @@ static size_t read_runs(lua_State *L, int index, int64_t ids[RUNS_MAX]) {
     if (n) return n;
     ids[0] = run_id_of(L, index);
     return 1;
-}
-
-static void check_keys(lua_State *L) {
-    const char *first = NULL;
-    for (lua_pushnil(L); lua_next(L, 3); lua_pop(L, 1)) {
-        const char *key = lua_type(L, -2) == LUA_TSTRING ? lua_tostring(L, -2) : "?";
-        if (strcmp(key, "metric") && strcmp(key, "resamples") && strcmp(key, "seed") &&
-            (!first || strcmp(key, first) < 0))
-            first = key;
-    }
-    if (first) script_fail(L, "paired: unknown key \"%.64s\"; known are metric, resamples, seed", first);
 }
 
 static lua_Integer number(lua_State *L, const char *key, lua_Integer lo, lua_Integer hi, lua_Integer otherwise) {
@@ -68,13 +55,14 @@ static void push_result(lua_State *L, const cedar_paired *p) {
 }
 
 int verb_paired(lua_State *L) {
+    static const char *const known[] = { "metric", "resamples", "seed" };
     script *s = script_of(L);
     cedar_paired_opts o = { 0 };
     int64_t a[RUNS_MAX], b[RUNS_MAX];
     script_check_fatal(L);
     verbs_need_table(L, "paired", 3, "paired(a, b, { metric = \"ttft_ms\" })");
     lua_settop(L, 3);
-    check_keys(L);
+    values_check_keys(L, "paired", 3, known, sizeof known / sizeof *known);
     o.a = a;
     o.b = b;
     o.count = read_runs(L, 1, a);

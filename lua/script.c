@@ -147,7 +147,7 @@ static cedar_status check_overrides(const cedar_script_opts *opts, cedar_err *er
         snprintf(key, sizeof key, "%.*s", (int)(value - word), word);
         bool of_audits = !values_find(key) && is_audit_option(key);
         st = of_audits ? cedar_audit_set(audit, key, value + 1, err) : cedar_opts_set(o, key, value + 1, err);
-        if (st) st = cedar_fail_in(err, st, "override %.64s", word);
+        if (st) st = cedar_fail_in(err, st, "override %s", key);    /* without the value, which may be a secret */
     }
     cedar_opts_free(o);
     cedar_free(audit);

@@ -1,5 +1,5 @@
-/* The verbs over many runs: search (the largest value that keeps the speed floor) and frontier (what a sweep offers).
- * */
+/* The verbs over many runs: search (the largest value that keeps the speed floor) and frontier (what a sweep
+ * offers). */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -70,8 +70,8 @@ static void read_hunt(lua_State *L, hunt *h) {
     if (fixed) h->lo = h->hi = strtoll(fixed, NULL, 10);
 }
 
-/* Plays one run of a probe and appends its result to the list at the top; returns its speed at the floor's percentile.
- * */
+/* Plays one run of a probe and appends its result to the list at the top; returns its speed at the floor's
+ * percentile. */
 static double play_seed(lua_State *L, const hunt *h, lua_Integer value, lua_Integer i) {
     char number[24], label[128];
     cedar_run_opts **box = verbs_push_options(L, "search", 1);

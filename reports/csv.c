@@ -28,8 +28,7 @@ const char *const *cedar_report_views(size_t *count) {
     return view_names;
 }
 
-/* "" is quoted to differ from NULL, which is an empty field. */
-static void put_field(FILE *to, const char *text) {
+void cedar_report_csv_text(const char *text, FILE *to) {
     if (*text && !strpbrk(text, "\",\r\n")) {
         fputs(text, to);
         return;
@@ -50,7 +49,7 @@ static void put_value(FILE *to, sqlite3_stmt *q, int column) {
         reports_real_text(sqlite3_column_double(q, column), text);
         fputs(text, to);
         return;
-    default: put_field(to, reports_column_text(q, column));
+    default: cedar_report_csv_text(reports_column_text(q, column), to);
     }
 }
 
@@ -58,7 +57,7 @@ static cedar_status put_rows(sqlite3 *db, const char *path, sqlite3_stmt *q, FIL
     int columns = sqlite3_column_count(q);
     for (int i = 0; i < columns; i++) {
         if (i) fputc(',', to);
-        put_field(to, sqlite3_column_name(q, i));
+        cedar_report_csv_text(sqlite3_column_name(q, i), to);
     }
     fputs("\r\n", to);
     bool row;

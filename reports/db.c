@@ -6,6 +6,7 @@
 #include <sys/stat.h>
 
 #include "base/mem.h"
+#include "base/utf8.h"
 #include "reports/reports_int.h"
 
 /* Offsets in the first page of an SQLite file (sqlite.org/fileformat.html 1.3). */
@@ -202,20 +203,9 @@ const char *reports_column_text(sqlite3_stmt *st, int column) {
 }
 
 uint32_t reports_utf8_next(const char **s) {
-    static const uint32_t lowest[] = { 0, 0x80, 0x800, 0x10000 };
-    const unsigned char *p = (const unsigned char *)*s;
-    uint32_t c = *p;
-    int more = c < 0x80 ? 0 : c >= 0xC2 && c < 0xE0 ? 1 : (c & 0xF0) == 0xE0 ? 2 : c >= 0xF0 && c < 0xF5 ? 3 : -1;
-    if (!c) return 0;
-    *s += 1;
-    if (more < 0) return 0xFFFD;
-    c &= more ? 0x3Fu >> more : 0x7Fu;
-    for (int i = 1; i <= more; i++) {
-        if ((p[i] & 0xC0) != 0x80) return 0xFFFD;
-        c = c << 6 | (p[i] & 0x3Fu);
-    }
-    if (c < lowest[more] || c > 0x10FFFF || (c >= 0xD800 && c < 0xE000)) return 0xFFFD;
-    *s += more;
+    uint32_t c = 0xFFFD;
+    size_t n = cedar_utf8_bytes(*s, &c);
+    if (c) *s += n ? n : 1;
     return c;
 }
 

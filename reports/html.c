@@ -169,7 +169,9 @@ static cedar_status put_answers(const page *p, cedar_err *err) {
         page_text(p->to, reports_column_text(q, 1));
         fputs("</span>", p->to);
         if (*reports_column_text(q, 2)) {
-            fprintf(p->to, " <span class=\"tag %s\">", reports_column_text(q, 2));
+            fputs(" <span class=\"tag ", p->to);
+            page_text(p->to, reports_column_text(q, 2));
+            fputs("\">", p->to);
             page_text(p->to, reports_column_text(q, 2));
             fputs("</span>", p->to);
         }
@@ -192,8 +194,7 @@ static cedar_status put_overview(const page *p, cedar_err *err) {
     fputs("<section id=\"overview\"><h2>Questions and answers</h2>\n<p class=\"intro\">What the database says to what "
           "is "
           "asked first. <b>Measured</b> figures come from a clock or from computed outputs, <b>modelled</b> ones from "
-          "a "
-          "cost model. ", p->to);
+          "a cost model. ", p->to);
     page_text(p->to, base);
     fputs("</p>\n", p->to);
     st = put_answers(p, err);
@@ -251,8 +252,7 @@ static cedar_status put_ladders(const page *p, cedar_err *err) {
 
 static cedar_status put_claims(const page *p, cedar_err *err) {
     page_section(p, "claims", "Claim ledger", "Published figures against ours: conditions, interval, where ours comes "
-                    "from, "
-                 "and a verdict with its rule. What could not be tested says why.");
+                 "from, and a verdict with its rule. What could not be tested says why.");
     cedar_status st = page_table(p, "claims_summary", false, NULL, err);
     char about[240];
     snprintf(about, sizeof about, "One row per tested claim, the first %d, logarithmic axis; 1 is as published, bars "
@@ -261,8 +261,8 @@ static cedar_status put_claims(const page *p, cedar_err *err) {
     page_chart(p, "c-claims", "Ours over published", about);
     page_chart(p, "c-sensitivity", "What the ratio of throughput at a speed hangs on",
                "Least to most of our figure with "
-               "one assumption low, as assumed and high, all else equal. <code>memory_efficiency</code>: the share of "
-               "the memory bandwidth that reads of weights and cache reach; <code>time_scale</code>: recorded delays "
+               "one assumption low, as assumed and high, all else equal. memory_efficiency: the share of "
+               "the memory bandwidth that reads of weights and cache reach; time_scale: recorded delays "
                "between turns times this. Values at a speed are read off by Steffen&#39;s curve: a smooth one through "
                "the points of a front that never overshoots them.");
     if (!st) st = page_table(p, "sensitivity", false, NULL, err);
@@ -297,8 +297,7 @@ static cedar_status put_latency(const page *p, cedar_err *err) {
     char intro[320];
     snprintf(intro, sizeof intro, "Empirical distributions over kept requests: the share of requests at or below a "
              "latency. Curves have at most %d points per run, evenly spaced in rank. One colour is one arm; dashes "
-             "tell "
-             "its runs apart.", page_shared(p, PAGE_CURVE_POINTS));
+             "tell its runs apart.", page_shared(p, PAGE_CURVE_POINTS));
     page_section(p, "latency", "Latency", intro);
     fputs("<div class=\"pair three\">", p->to);
     page_chart(p, "c-ttft", "Time to first token",
@@ -307,8 +306,7 @@ static cedar_status put_latency(const page *p, cedar_err *err) {
               "Share of requests at or below an ITL, milliseconds. ITL is (end minus "
               "first token) / (OSL - 1), one value per request.");
     page_chart(p, "c-e2e", "Request from end to end", "Share of requests at or below a time from arrival to last "
-                  "token, "
-               "milliseconds.");
+               "token, milliseconds.");
     fputs("</div>\n", p->to);
     cedar_status st = page_table(p, "latency", p->run_count > PAGE_FOLD, NULL, err);
     if (!st) st = page_table(p, "interactivity", true, NULL, err);
@@ -342,15 +340,13 @@ static cedar_status put_steps(const page *p, cedar_err *err) {
              "Token rows that the engine ran per second, by kind, in %d equal intervals of the run; then single steps "
              "to "
              "sort and to choose from. Replayed rows rebuild windows after a prefix hit; kept rows are those that ran "
-             "behind "
-             "the cut.", PAGE_TIME_BINS);
+             "behind the cut.", PAGE_TIME_BINS);
     page_section(p, "steps", "Steps", intro);
     cedar_status st = page_choice(p, "pick-steps", "Run", run_choice, err);
     page_chart(p, "c-steps", "Rows per second", "New prefill, replayed and decode rows, stacked; kept rows as a line.");
     if (!st) st = page_tables(p, fold, true, err);
     page_chart(p, "c-explore", "Duration of steps", "Milliseconds against rows of the steps in the table below, which "
-                  "its "
-               "choices narrow down.");
+               "its choices narrow down.");
     if (!st) st = page_table_bound(p, "step_rows", page_step_rows(p), NULL, err);
     page_section_end(p);
     return st;
@@ -360,8 +356,7 @@ static cedar_status put_quality(const page *p, cedar_err *err) {
     static const char *const fold[] = { "offset", "histogram", "turn", "depth", NULL };
     bool any;
     page_section(p, "quality", "Quality", "Bounded replay against exact recomputation of the same tokens: divergence "
-                    "in "
-                "nats over the full vocabulary, by distance from where the approximation begins.");
+                "in nats over the full vocabulary, by distance from where the approximation begins.");
     cedar_status st = page_table(p, "quality", false, &any, err);
     if (!st && any) {
         fputs("<div class=\"pair\">", p->to);
@@ -381,8 +376,7 @@ static cedar_status put_quality(const page *p, cedar_err *err) {
 static cedar_status put_cache(const page *p, cedar_err *err) {
     static const char *const fold[] = { "cache", "misses", NULL };
     page_section(p, "cache", "Cache", "Global KV is small and shared; stored windows are what exact prefix reuse has "
-                    "to "
-                "keep, and what encoder replay does without.");
+                "to keep, and what encoder replay does without.");
     fputs("<div class=\"pair\">", p->to);
     page_chart(p, "c-hit", "Hit rate", "Adopted prompt tokens over prompt tokens, next to what an infinite cache could "
               "give.");

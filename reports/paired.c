@@ -1,5 +1,5 @@
-/* Requests that two runs have in common: the same turn of the same stream of the same tree, in the same lane and pass.
- * */
+/* Requests that two runs have in common: the same turn of the same stream of the same tree, in the same lane and
+ * pass. */
 #include <string.h>
 
 #include "base/mem.h"

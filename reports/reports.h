@@ -101,6 +101,9 @@ cedar_status cedar_report_brief(const char *path, FILE *to, int width, bool colo
 cedar_status cedar_report_html(const char *path, FILE *to, cedar_err *err) CEDAR_USE_RESULT;
 cedar_status cedar_report_csv(const char *path, const char *view, FILE *to, cedar_err *err) CEDAR_USE_RESULT;
 
+/* A text as a field of CSV (RFC 4180); "" is quoted to differ from NULL, which is an empty field. */
+void cedar_report_csv_text(const char *text, FILE *to);
+
 /* --- records of other tools (docs/IMPORT.md) ---------------------------------------------------------------------- */
 
 typedef struct cedar_import_opts {

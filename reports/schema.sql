@@ -492,6 +492,12 @@ CREATE TABLE ladder_figures (               -- what a rung reaches
     FOREIGN KEY (ladder_id, rung) REFERENCES ladder_rungs
 ) STRICT, WITHOUT ROWID;
 
+-- The time of a modelled figure's run is modelled, of a measured one's not. Quality does not hang on time.
+CREATE TRIGGER ladder_provenance BEFORE INSERT ON ladder_figures
+WHEN NEW.metric <> 'kl_mean' AND (SELECT provenance = 'modelled' FROM ladders WHERE ladder_id = NEW.ladder_id) <>
+     (SELECT clock = 'modelled' FROM runs WHERE run_id = NEW.run_id)
+BEGIN SELECT RAISE(ABORT, 'the ladder''s provenance is not that of the figure''s run'); END;
+
 CREATE TABLE claims (                       -- one row per claim{...}: a published figure against ours
     claim_id   INTEGER NOT NULL PRIMARY KEY CHECK (claim_id >= 1),  -- row of the file of claims
     source     TEXT    NOT NULL,
@@ -516,6 +522,11 @@ CREATE TABLE claims (                       -- one row per claim{...}: a publish
     CHECK ((ours IS NULL) = (provenance = 'none')),
     CHECK ((lo IS NULL) = (hi IS NULL) AND (lo IS NULL OR lo <= hi))
 ) STRICT;
+
+CREATE TRIGGER claim_provenance BEFORE INSERT ON claims
+WHEN NEW.provenance IN ('measured', 'modelled') AND (NEW.provenance = 'modelled') <>
+     (SELECT clock = 'modelled' FROM runs WHERE run_id = NEW.run_id)
+BEGIN SELECT RAISE(ABORT, 'its provenance is not that of the run it names'); END;
 
 CREATE TABLE claim_sensitivity (            -- our figure with one assumption set low and high
     claim_id   INTEGER NOT NULL REFERENCES claims,

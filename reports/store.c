@@ -331,6 +331,14 @@ static cedar_status on_metric(void *self, const cedar_metric_row *row, cedar_err
     return write_row(self, ST_METRIC, row, err);
 }
 
+/* In real time the next row may be hours away: those that are there do not wait for it. */
+static cedar_status on_tick(void *self, cedar_err *err) {
+    cedar_store *s = self;
+    if (s->broken.code) return cedar_fail(err, s->broken.code, "%s", s->broken.msg);
+    bool old = !sqlite3_get_autocommit(s->db) && cedar_now_ns() - s->tx_start_ns >= TX_AGE_MAX_NS;
+    return old ? commit_if_open(s, err) : CEDAR_OK;
+}
+
 cedar_status reports_store_end(cedar_store *s, const reports_end_row *row, cedar_err *err) {
     return write_row(s, ST_END, row, err);
 }
@@ -475,7 +483,7 @@ cedar_status cedar_store_create(const char *path, bool replace, cedar_store **ou
         return cedar_fail(err, CEDAR_E_OOM, "%s: out of memory for the store", path);
     }
     s->observer = (cedar_observer){ s, on_manifest, on_run_begin, on_session, on_request, on_step, on_quality,
-                                    on_run_end, on_expect, on_finding, on_http, on_metric };
+                                    on_run_end, on_expect, on_finding, on_http, on_metric, on_tick };
     s->audit_observer = (cedar_audit_observer){ s, on_audit };
     bool claimed = false;
     cedar_status st = clear_way(path, replace, err);

@@ -158,8 +158,7 @@ static const reports_table tables[] = {
     { "quality",
       "Quality",
       "The arm (Q) against exact recomputation (P) on the same forced tokens; nats, full vocabulary. SE: standard "
-      "error "
-      "with the request as the unit. Decisive: positions where P leads by more than 0.1.",
+      "error with the request as the unit. Decisive: positions where P leads by more than 0.1.",
       "SELECT " RUN_NAME
       ", positions, requests, kl_mean, kl_mean_se, kl_p50, kl_p90, kl_p99, kl_p999, kl_max, top1_rate,"
       " decisive_n, decisive_rate, dlogp_mean, dlogp_mean_se, dlogp_over_01, ratio_max, ppl_delta "
@@ -236,8 +235,7 @@ static const reports_table tables[] = {
     { "cache",
       "Cache",
       "Hit rate: adopted prompt tokens over prompt tokens. Theory: hit blocks over blocks for an infinite cache with "
-      "one "
-      "seen-set per trace.",
+      "one seen-set per trace.",
       "SELECT printf('%d %s', c.run_id, c.label), in_tokens, matched_tokens, hit_tokens, hit_rate, hit_rate_theory,"
       " replayed_tokens, trimmed_tokens, trimmed_share, kv_bytes_peak, window_bytes_peak, window_per_kv "
       "FROM v_cache c JOIN v_memory m USING (run_id) ORDER BY run_id",

@@ -23,8 +23,7 @@ static const reports_table tables[] = {
     { "frontier_at",
       "Throughput at the floor",
       "Read off the front by Steffen's monotone cubic, and by straight lines. No value: the floor lies outside the "
-      "front, "
-      "which is not extended. TTFT over the same points.",
+      "front, which is not extended. TTFT over the same points.",
       "SELECT " CLOCKED_ARM ", floor_tok_s_user, total_tok_s, total_tok_s_linear, ttft_p90_ms, points, knots, x_min, "
       "x_max"
       " FROM v_frontier_at ORDER BY arm",
@@ -69,8 +68,7 @@ static const reports_table tables[] = {
     { "ladder",
       "Ladder",
       "One optimisation at a time, each on top of those above it. Factors are over the rung before: how many times "
-      "less "
-      "time, how many times more throughput.",
+      "less time, how many times more throughput.",
       "SELECT rung || ' ' || name, ttft_1k_ms, ttft_4k_ms, ttft_8k_ms, ttft_32k_ms, ttft_128k_ms, ttft_128k_factor, "
       "itl_ms,"
       " itl_factor, tok_s_gpu_at_floor, tok_s_gpu_factor, tok_s_gpu_factor_first, kv_tokens_max, kl_mean "
@@ -138,8 +136,7 @@ static const reports_table tables[] = {
     { "claims",
       "Every claim",
       "Every published figure, ours where there is one, and the rule of its verdict. Ratio: ours over published. Not "
-      "tested "
-      "says why not.",
+      "tested says why not.",
       "SELECT claim_id, verdict, provenance, metric, condition, published, ours, lo, hi, unit, ratio, n, why, model, "
       "hardware,"
       " engine, source, date FROM v_claims ORDER BY verdict = 'not tested', claim_id",
@@ -180,8 +177,7 @@ static const reports_table tables[] = {
       "What the figures hang on",
       "Our figure with one assumption at its low and at its high setting, all else equal. A heading sorts.",
       "SELECT claim_id, metric, condition, published, ours, assumption, setting_lo, setting_hi, ours_lo, ours_hi, "
-      "swing "
-      "FROM v_claim_sensitivity ORDER BY claim_id, assumption",
+      "swing FROM v_claim_sensitivity ORDER BY claim_id, assumption",
       { { "claim", REPORTS_COUNT },
         { "metric", REPORTS_CHOICE },
         { "condition", REPORTS_TEXT },
@@ -196,11 +192,9 @@ static const reports_table tables[] = {
     { "claim_points",
       "Point by point",
       "Published figures that differ in concurrency, or in the length of the prompt, alone; ours beside them. Series "
-      "of "
-      "which fewer than two are tested are in the ledger only.",
+      "of which fewer than two are tested are in the ledger only.",
       "SELECT metric || ', ' || unit, series, source, hardware, axis, x, published, ours, lo, hi, ratio, provenance, "
-      "verdict "
-      "FROM v_claim_points WHERE tested > 1 ORDER BY source, hardware, metric, series, x, claim_id",
+      "verdict FROM v_claim_points WHERE tested > 1 ORDER BY source, hardware, metric, series, x, claim_id",
       { { "metric", REPORTS_CHOICE },
         { "condition", REPORTS_CHOICE },
         { "source", REPORTS_CHOICE },

@@ -336,8 +336,7 @@ static cedar_status put_attention(const text_report *r, cedar_err *err) {
         "UNION ALL SELECT 10, audit_id, printf('audit %d: \"%s\" overwrote %d cached global rows', audit_id, label, "
         "  adopted_changed) FROM audit_arms WHERE adopted_changed > 0 AND fault <> 'floor' "
         "UNION ALL SELECT 6, expect_id, printf('expectation fails: %s %s', what, detail) FROM expectations WHERE NOT "
-        "ok "
-        "ORDER BY 1, 2";
+        "ok ORDER BY 1, 2";
     sqlite3_stmt *q;
     bool row, any = false;
     cedar_status st = reports_prepare(r->db, r->path, sql, &q, err);

@@ -501,20 +501,19 @@ static void sleep_until(pthread_cond_t *c, pthread_mutex_t *lock, int64_t ms) {
     pthread_cond_timedwait(c, lock, &t);
 }
 
-/* Waits for work. *over: the server is stopping and nothing is left; *late: the grace time is over. */
+/* Waits for work, though not for long. *over: the server is stopping and nothing is left; *late: the grace time is
+ * over. */
 static void pulse(cedar_server *s, const volatile int *stop, int64_t *deadline_ns, bool *over, bool *late) {
     pthread_mutex_lock(&s->lock);
     s->metrics.running = s->running_count;
     s->metrics.pages_free = cedar_pages_free(s->engine);
     s->metrics.pages_cached = s->cache ? cedar_cache_page_count(s->cache) : 0;
-    for (;;) {
-        if (stop && *stop) s->stopping = true;
-        if (s->stopping && !s->draining) {
-            s->draining = true;
-            *deadline_ns = serve_now(s) + s->opts.grace_ns;
-        }
-        if (s->running_count || s->waiting || s->draining) break;
-        sleep_until(&s->wake, &s->lock, IDLE_MS);
+    bool idle = !s->running_count && !s->waiting && !s->stopping && !(stop && *stop);
+    if (idle) sleep_until(&s->wake, &s->lock, IDLE_MS);
+    if (stop && *stop) s->stopping = true;
+    if (s->stopping && !s->draining) {
+        s->draining = true;
+        *deadline_ns = serve_now(s) + s->opts.grace_ns;
     }
     *over = s->draining && !s->running_count && !s->waiting;
     *late = s->draining && serve_now(s) >= *deadline_ns;
@@ -549,6 +548,7 @@ cedar_status cedar_serve_run(cedar_server *s, const volatile int *stop, cedar_er
         st = drop_gone(s, late, err);
         if (!st) st = admit_waiting(s, err);
         if (!st && s->running_count) st = step(s, err);
+        if (!st && s->opts.observer && s->opts.observer->tick) st = s->opts.observer->tick(s->opts.observer->self, err);
     }
     if (st) serve_batch_abandon(s);
     s->totals.end_ns = serve_now(s);

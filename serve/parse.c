@@ -163,7 +163,8 @@ static bool get_stream(const parser *p) {
     json_object_foreach((json_t *)(uintptr_t)options, key, value) {
         if (strcmp(key, "include_usage"))
             return bad(p, "stream_options", "\"stream_options\" may only hold \"include_usage\", not \"%.63s\"", key);
-        if (!json_is_boolean(value)) return bad(p, "stream_options", "\"include_usage\" must be true or false");
+        if (!json_is_boolean(value) && !json_is_null(value))
+            return bad(p, "stream_options", "\"include_usage\" must be true or false");
         r->include_usage = json_is_true(value);
     }
     return true;

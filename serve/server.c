@@ -18,6 +18,9 @@ static cedar_status check(const cedar_serve_opts *o, const cedar_config *c, ceda
             return cedar_fail(err, CEDAR_E_ARG, "the model's name must be printable ASCII without quotes");
     if (!o->queue_max || !o->connections_max || !o->body_bytes_max)
         return cedar_fail(err, CEDAR_E_ARG, "queue, connections and body must have room for one at least");
+    if (o->chunk_rows > o->engine.step_rows)
+        return cedar_fail(err, CEDAR_E_ARG, "chunk_tokens = %u is more than step_tokens = %u; a chunk is part of a "
+                          "step", o->chunk_rows, o->engine.step_rows);
     return CEDAR_OK;
 }
 

@@ -39,6 +39,16 @@ static cedar_status read_tokens(const json_t *doc, const char *where, const ceda
     return CEDAR_OK;
 }
 
+/* Entry k of a list, or an error that names it. */
+static cedar_status read_place(const json_t *list, const char *where, const char *key, size_t k, int64_t *out,
+                               cedar_err *err) {
+    const json_t *v = json_array_get(list, k);
+    if (!json_is_integer(v))
+        return cedar_fail(err, CEDAR_E_FORMAT, "%s: \"%s\"[%zu] must be a whole number", where, key, k);
+    *out = json_integer_value(v);
+    return CEDAR_OK;
+}
+
 /* Turns that end by `limit` and by the last token. */
 static cedar_status read_turns(const json_t *doc, const char *where, const cedar_audit_opts *o, uint32_t limit,
                                const int32_t *tokens, uint32_t count, cedar_audit_doc *d, cedar_err *err) {
@@ -53,8 +63,10 @@ static cedar_status read_turns(const json_t *doc, const char *where, const cedar
     d->turns = cedar_calloc(turns ? turns : 1, sizeof *d->turns);
     if (!d->turns) return cedar_fail(err, CEDAR_E_OOM, "%s: no memory for %zu turns", where, turns);
     for (size_t k = 0, before = 0; k < turns; k++) {
-        int64_t prompt = json_integer_value(json_array_get(prompts, k)),
-                end = json_integer_value(json_array_get(ends, k));
+        int64_t prompt = 0, end = 0;
+        cedar_status st = read_place(prompts, where, "prompts", k, &prompt, err);
+        if (!st) st = read_place(ends, where, "ends", k, &end, err);
+        if (st) return st;
         if (prompt <= (int64_t)before || end <= prompt || end > count)
             return cedar_fail(err, CEDAR_E_FORMAT, "%s: turn %zu has its prompt's end at %lld and its end at %lld; "
                               "both must grow, from %zu on, up to the %u tokens", where, k, (long long)prompt,
@@ -64,6 +76,18 @@ static cedar_status read_turns(const json_t *doc, const char *where, const cedar
                                           .end = (uint32_t)end };
         d->turn_count++;
         before = (size_t)end;
+    }
+    return CEDAR_OK;
+}
+
+/* The document is the unit of the statistics: one that is there twice would count as two. */
+static cedar_status check_new(const json_t *list, size_t i, const char *where, cedar_err *err) {
+    const json_t *tokens = json_object_get(json_array_get(list, i), "tokens");
+    for (size_t k = 0; k < i; k++) {
+        const json_t *other = json_object_get(json_array_get(list, k), "tokens");
+        if (json_array_size(other) == json_array_size(tokens) && json_equal(other, tokens))
+            return cedar_fail(err, CEDAR_E_FORMAT, "%s has the tokens of \"documents\"[%zu]; each document counts once",
+                              where, k);
     }
     return CEDAR_OK;
 }
@@ -97,6 +121,7 @@ cedar_status cedar_audit_docs_file(const cedar_audit_opts *o, const char *path, 
         char where[WHERE_BYTES];
         snprintf(where, sizeof where, "%.200s: \"documents\"[%zu]", path, i);
         st = read_doc(o, json_array_get(list, i), where, c, &d->docs[used], &d->blocks[i], err);
+        if (!st) st = check_new(list, i, where, err);
         if (d->docs[used].turn_count) used++;
         else if (!st) cedar_free(d->docs[used].turns), d->docs[used] = (cedar_audit_doc){ 0 };
     }

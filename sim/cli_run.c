@@ -335,7 +335,8 @@ int cedar_cli_run(int argc, char **argv) {
     x.paths = argv + optind;
     for (; optind < argc && !strchr(argv[optind], '='); optind++, x.path_count++)
         if (!*argv[optind]) return cedar_cli_usage("run", "the name of the scenario is empty");
-    if (!x.path_count) return cedar_cli_usage("run", "give a scenario before %s", argv[optind]);
+    if (!x.path_count)
+        return cedar_cli_usage("run", "give a scenario before %.*s", (int)strcspn(argv[optind], "="), argv[optind]);
     for (int i = optind; i < argc; i++)
         if (!strchr(argv[i], '=')) return cedar_cli_usage("run", "\"%s\" is not a key=value word", argv[i]);
     x.overrides = (const char *const *)argv + optind;

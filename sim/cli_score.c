@@ -5,8 +5,10 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "base/mem.h"
+#include "reports/reports.h"
 #include "sim/cli_int.h"
 #include "sim/sim_int.h"
 
@@ -16,7 +18,8 @@ typedef struct score {
     uint32_t step;              /* rows of a step */
     float *logits;              /* [step, vocab] */
     bool rows;
-    FILE *dump;                 /* logits of all rows, or NULL */
+    const char *dump_path;      /* logits of all rows go there; NULL: nowhere */
+    FILE *dump;
     double nats;                /* of the file: sums */
     uint64_t right;
 } score;
@@ -40,6 +43,7 @@ static cedar_status read_tokens(const char *path, const cedar_config *c, int32_t
                             (int32_t)id, c->vocab);
         else t[n++] = (int32_t)id;
     }
+    if (!st && ferror(f)) st = cedar_fail(err, CEDAR_E_IO, "%s: cannot be read", path);
     if (!st && (got || n < 2))
         st = cedar_fail(err, CEDAR_E_FORMAT, "%s: holds %u tokens and %zu bytes more; it must be a list of at least 2 "
                         "tokens, int32, little endian", path, n, got);
@@ -79,7 +83,9 @@ static void take_rows(score *s, const char *path, const int32_t *tokens, uint32_
         double logp = log_probability(s->logits + (size_t)r * (size_t)s->c->vocab, s->c->vocab, token, &best);
         s->nats -= logp;
         s->right += best == token;
-        if (s->rows) printf("%s,%u,%d,%d,%.6f\n", path, pos + r + 1, token, best, logp);
+        if (!s->rows) continue;
+        cedar_report_csv_text(path, stdout);
+        printf(",%u,%d,%d,%.6f\n", pos + r + 1, token, best, logp);
     }
 }
 
@@ -100,14 +106,27 @@ static cedar_status score_tokens(score *s, const char *path, const int32_t *toke
             st = cedar_fail(err, CEDAR_E_IO, "the logits of %s cannot be written", path);
     }
     cedar_seq_close(s->engine, seq);
-    if (!st && !s->rows)
-        printf("%s,%u,%u,%.6f,%llu\n", path, count, count - 1, s->nats, (unsigned long long)s->right);
-    return st;
+    if (st || s->rows) return st;
+    cedar_report_csv_text(path, stdout);
+    printf(",%u,%u,%.6f,%llu\n", count, count - 1, s->nats, (unsigned long long)s->right);
+    return CEDAR_OK;
+}
+
+/* Written only once the model is there, and never over the tokens. */
+static cedar_status open_dump(score *s, char **files, int count, cedar_err *err) {
+    struct stat to, from;
+    bool there = stat(s->dump_path, &to) == 0;
+    for (int i = 0; i < count && there; i++)
+        if (stat(files[i], &from) == 0 && from.st_dev == to.st_dev && from.st_ino == to.st_ino)
+            return cedar_fail(err, CEDAR_E_ARG, "%s: holds tokens to be scored; give --logits another file",
+                              s->dump_path);
+    s->dump = fopen(s->dump_path, "wb");
+    return s->dump ? CEDAR_OK : cedar_fail(err, CEDAR_E_IO, "%s: cannot be written", s->dump_path);
 }
 
 static cedar_status score_files(score *s, char **files, int count, cedar_err *err) {
-    puts(s->rows ? "file,position,token,likeliest,logp" : "file,tokens,scored,nats,right");
-    cedar_status st = CEDAR_OK;
+    cedar_status st = s->dump_path ? open_dump(s, files, count, err) : CEDAR_OK;
+    if (!st) puts(s->rows ? "file,position,token,likeliest,logp" : "file,tokens,scored,nats,right");
     for (int i = 0; i < count && !st; i++) {
         int32_t *tokens = NULL;
         uint32_t n = 0;
@@ -146,11 +165,6 @@ static cedar_status run(const char *model, cedar_engine_opts o, score *s, char *
     return st;
 }
 
-static cedar_status open_dump(const char *path, FILE **out, cedar_err *err) {
-    *out = path ? fopen(path, "wb") : NULL;
-    return path && !*out ? cedar_fail(err, CEDAR_E_IO, "%s: cannot be written", path) : CEDAR_OK;
-}
-
 int cedar_cli_score(int argc, char **argv) {
     static const struct option options[] = { { "model", required_argument, NULL, 'm' },
                                              { "backend", required_argument, NULL, 'b' },
@@ -160,7 +174,7 @@ int cedar_cli_score(int argc, char **argv) {
                                              { "rows", no_argument, NULL, 'r' },
                                              { "logits", required_argument, NULL, 'l' },
                                              { NULL, 0, NULL, 0 } };
-    const char *model = NULL, *dump = NULL;
+    const char *model = NULL;
     uint64_t threads = 0, step = 512;
     cedar_engine_opts o = { .backend = "auto", .arith = CEDAR_F32 };
     score s = { 0 };
@@ -170,7 +184,7 @@ int cedar_cli_score(int argc, char **argv) {
         case 'm': model = optarg; break;
         case 'b': o.backend = optarg; break;
         case 'r': s.rows = true; break;
-        case 'l': dump = optarg; break;
+        case 'l': s.dump_path = optarg; break;
         case 'a': ok = cedar_cli_arith("score", optarg, &o.arith); break;
         case 'j': ok = cedar_cli_count("score", "--threads", optarg, 0, 4096, &threads); break;
         case 's': ok = cedar_cli_count("score", "--step", optarg, 1, 1 << 20, &step); break;
@@ -183,8 +197,7 @@ int cedar_cli_score(int argc, char **argv) {
     o.threads = (uint32_t)threads;
     s.step = (uint32_t)step;
     cedar_err err = { 0 };
-    cedar_status st = open_dump(dump, &s.dump, &err);
-    if (!st) st = run(model, o, &s, argv + optind, argc - optind, &err);
-    if (s.dump && fclose(s.dump) && !st) st = cedar_fail(&err, CEDAR_E_IO, "%s: cannot be written", dump);
+    cedar_status st = run(model, o, &s, argv + optind, argc - optind, &err);
+    if (s.dump && fclose(s.dump) && !st) st = cedar_fail(&err, CEDAR_E_IO, "%s: cannot be written", s.dump_path);
     return st ? cedar_cli_fail(&err) : CEDAR_EXIT_OK;
 }

@@ -52,6 +52,10 @@ static cedar_status check_hardware(const cedar_hardware *hw, cedar_err *err) {
             return cedar_fail(err, CEDAR_E_ARG, "hardware \"%s\": %s is %g, allowed are %g to %g (%s)", hw->name,
                               k[i].key, v, k[i].lo, k[i].hi, k[i].help);
     }
+    double each = hw->gpus / hw->attention_ranks;
+    if (hw->gpus != floor(hw->gpus) || each != floor(each))
+        return cedar_fail(err, CEDAR_E_ARG, "hardware \"%s\": gpus = %g and attention_ranks = %g: GPUs are whole, and "
+                          "each rank has as many of them", hw->name, hw->gpus, hw->attention_ranks);
     return CEDAR_OK;
 }
 

@@ -6,8 +6,8 @@
  * what is sent before the profiling phase.
  *
  * Timers are kept per stream. The queue holds one event per lane, that of its first timer: so idle time is taken out of
- * a tree by adding to its shift and putting that one event anew, and out of all trees by adding to the queue's shift.
- * */
+ * a tree by adding to its shift and putting that one event anew, and out of all trees by adding to the queue's
+ * shift. */
 #include "sim/lanes_int.h"
 
 #include "base/mem.h"

@@ -98,8 +98,8 @@ static const cedar_verb verbs[] = {
       "  cedar check-golden tests/golden/tiny2-s1 --arith f32 -v\n",
       cedar_cli_check_golden },
     { "score", "how likely a model finds given tokens, in exact mode",
-      "usage: cedar score --model DIR [--backend auto|cpu|cuda] [--arith wide|f32|bf16] [--threads N] [--step ROWS]\n"
-      "                   [--rows] [--logits FILE] TOKENS...\n"
+      "usage: cedar score --model NAME|DIR [--backend auto|cpu|cuda] [--arith wide|f32|bf16] [--threads N]\n"
+      "                   [--step ROWS] [--rows] [--logits FILE] TOKENS...\n"
       "\n"
       "Each file holds token ids, int32, little endian, from position 0. One line a file, as CSV: tokens, how many of\n"
       "them are scored (all but the first), the sum of their negative log-probabilities in nats, and how many are the\n"

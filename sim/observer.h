@@ -234,6 +234,8 @@ typedef struct cedar_observer {
     cedar_status (*finding)(void *self, cedar_finding kind, const void *row, cedar_err *err);
     cedar_status (*http)(void *self, const cedar_http_row *row, cedar_err *err);        /* runs at endpoints alone */
     cedar_status (*metric)(void *self, const cedar_metric_row *row, cedar_err *err);    /* the same */
+    /* Time has passed, with rows or without: in real time, several times a second. NULL = of no interest. */
+    cedar_status (*tick)(void *self, cedar_err *err);
 } cedar_observer;
 
 /* Keeps no row of a run (sim/silent.c); what a run does not report is NULL. */

@@ -8,9 +8,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 
 #include "base/json.h"
 #include "base/mem.h"
+#include "base/utf8.h"
 #include "http/http.h"
 
 #define AT(field) offsetof(struct cedar_run_opts, field)
@@ -450,23 +452,6 @@ static cedar_status parse_choice(const cedar_opt_info *k, const char *value, par
     return bad(k, value, list, err);
 }
 
-/* Bytes of the UTF-8 character at s, or 0: not UTF-8, or a control character. */
-static size_t utf8_bytes(const unsigned char *s) {
-    static const struct { unsigned mask, lead, lo; } forms[] = {
-        { 0x80, 0x00, 0x20 }, { 0xE0, 0xC0, 0x80 }, { 0xF0, 0xE0, 0x800 }, { 0xF8, 0xF0, 0x10000 } };
-    for (size_t n = 0; n < 4; n++) {
-        if ((s[0] & forms[n].mask) != forms[n].lead) continue;
-        unsigned c = s[0] & ~forms[n].mask & 0xFF;
-        for (size_t i = 1; i <= n; i++) {
-            if ((s[i] & 0xC0) != 0x80) return 0;
-            c = c << 6 | (s[i] & 0x3Fu);
-        }
-        bool good = c >= forms[n].lo && c != 0x7F && c <= 0x10FFFF && !(c >= 0xD800 && c <= 0xDFFF);
-        return good ? n + 1 : 0;
-    }
-    return 0;
-}
-
 /* Strings go into JSON, SQLite and terminals: UTF-8 without control characters. */
 static cedar_status parse_string(const cedar_opt_info *k, const char *value, cedar_err *err) {
     size_t n = strlen(value), most = k->place == AT(label) ? LABEL_BYTES_MAX : TEXT_BYTES_MAX;
@@ -479,8 +464,9 @@ static cedar_status parse_string(const cedar_opt_info *k, const char *value, ced
         return cedar_fail(err, CEDAR_E_ARG,     /* without the value, which may be a key */
                           "http_key says where the key is, never the key itself: \"env:NAME\" or \"file:PATH\"");
     for (const char *s = value; *s;) {
-        size_t m = utf8_bytes((const unsigned char *)s);
-        if (m == 0)
+        uint32_t c;
+        size_t m = cedar_utf8_bytes(s, &c);
+        if (m == 0 || c < 0x20 || c == 0x7F)
             return cedar_fail(err, CEDAR_E_ARG, "%s: byte %zu of the value is a control character or not UTF-8", k->key,
                               (size_t)(s - value) + 1);
         s += m;
@@ -755,8 +741,10 @@ static cedar_status check_http_only(const cedar_run_opts *o, cedar_err *err) {
 static cedar_status check_endpoints(const char *list, cedar_err *err) {
     int number = 1;
     for (const char *s = list;; s++, number++) {
-        size_t n = strcspn(s, ","), scheme = strncmp(s, "http://", 7) == 0 ? 7 : strncmp(s, "https://", 8) == 0 ? 8 : 0;
-        if (!scheme || n == scheme || strcspn(s, "@?# ") < n)
+        size_t n = strcspn(s, ",");
+        cedar_status st = strcspn(s, "@?# ") < n ? CEDAR_E_ARG : cedar_http_url(s, n);
+        if (st == CEDAR_E_OOM) return cedar_fail(err, st, "no memory for the URL of an endpoint");
+        if (st)
             return cedar_fail(err, CEDAR_E_ARG, "endpoints: URL %d must look like http://HOST:PORT or "
                               "https://HOST/PATH, without user, query or spaces; keys are given by http_key", number);
         s += n;
@@ -764,14 +752,27 @@ static cedar_status check_endpoints(const char *list, cedar_err *err) {
     }
 }
 
+/* Headers that say what a request is: a session's id in their place would break it. */
+static bool is_own_header(const char *name, size_t n) {
+    static const char *const own[] = { "Accept", "Authorization", "Connection", "Content-Encoding", "Content-Length",
+                                       "Content-Type", "Expect", "Host", "Transfer-Encoding", "X-Request-ID" };
+    for (size_t i = 0; i < sizeof own / sizeof *own; i++)
+        if (strlen(own[i]) == n && strncasecmp(name, own[i], n) == 0) return true;
+    return false;
+}
+
 /* Names that may stand in front of a header's colon. */
 static cedar_status check_headers(const char *list, cedar_err *err) {
     static const char allowed[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
+    size_t count = 0;
     for (const char *s = list; *list; s++) {
         size_t n = strspn(s, allowed);
-        if (n == 0 || (s[n] && s[n] != ','))
-            return cedar_fail(err, CEDAR_E_ARG, "http_session_headers = \"%.64s\": names of headers such as "
-                              "X-Session-ID, separated by commas", list);
+        if (n == 0 || n > CEDAR_HTTP_HEADER_NAME_MAX || (s[n] && s[n] != ',') || is_own_header(s, n) ||
+            ++count > CEDAR_HTTP_SESSION_HEADERS_MAX)
+            return cedar_fail(err, CEDAR_E_ARG, "http_session_headers = \"%.64s\": at most %d names of headers such as "
+                              "X-Session-ID, separated by commas, of at most %d characters, and none that says what a "
+                              "request is, such as Host", list, CEDAR_HTTP_SESSION_HEADERS_MAX,
+                              CEDAR_HTTP_HEADER_NAME_MAX);
         s += n;
         if (!*s) break;
     }

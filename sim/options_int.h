@@ -44,6 +44,8 @@ typedef enum cedar_routing {
     CEDAR_ROUTING_POLICY
 } cedar_routing;
 
+enum { CEDAR_HTTP_SESSION_HEADERS_MAX = 15, CEDAR_HTTP_HEADER_NAME_MAX = 80 };
+
 typedef enum cedar_http_api { CEDAR_HTTP_API_CHAT, CEDAR_HTTP_API_COMPLETIONS } cedar_http_api;
 
 enum { CEDAR_OPT_KEYS_MAX = 96 };

@@ -1,4 +1,4 @@
-/* Percentiles and means. */
+/* Percentiles. */
 #include "sim/percentile.h"
 
 #include <math.h>
@@ -22,10 +22,4 @@ double cedar_percentile(const double *v, size_t n, double p) {
     size_t low = (size_t)rank;
     if (low + 1 >= n) return v[n - 1];
     return v[low] + (rank - (double)low) * (v[low + 1] - v[low]);
-}
-
-double cedar_mean(const double *v, size_t n) {
-    double sum = 0;
-    for (size_t i = 0; i < n; i++) sum += v[i];
-    return n ? sum / (double)n : NAN;
 }

@@ -1,4 +1,4 @@
-/* Percentiles and means of a list of numbers, for the summary of a run; reports/views.sql has the same definitions in
+/* Percentiles of a list of numbers, for the summary of a run; reports/views.sql has the same definitions in
  * SQL.
  *
  * Percentile p of n values: sort them, k = (n - 1) * p / 100, linear between v[floor k] and v[floor k + 1]. Empty lists
@@ -14,7 +14,5 @@ void cedar_sort_real(double *v, size_t n);
 
 /* v [n] ascending; p in 0..100. */
 double cedar_percentile(const double *v, size_t n, double p);
-
-double cedar_mean(const double *v, size_t n);
 
 #endif

@@ -163,8 +163,8 @@ cedar_status run_emit_request(run *r, const request *q, cedar_err *err) {
     return st ? st : count_request(r, q, err);
 }
 
-/* The share of failed requests that ends a run. A single early failure says nothing, so the first ten are waited for.
- * */
+/* The share of failed requests that ends a run. A single early failure says nothing, so the first ten are waited
+ * for. */
 static void give_up_if_hopeless(run *r) {
     uint64_t all = r->completed + r->failed;
     if (r->opts->errors_max_ppb >= 1000000000 || all < 10 || r->lanes->closed) return;
@@ -370,6 +370,22 @@ cedar_status run_idle(run *r, bool *over, cedar_err *err) {
         cedar_clock_idle(&r->clock, next->time_ns);
     }
     return CEDAR_OK;
+}
+
+bool run_warmup_late(run *r, bool at_work) {
+    bool sent = r->profile_sched_ns < 0 && !cedar_lanes_next(r->lanes, &r->events);
+    if (!sent || !at_work) {
+        r->drain_sched_ns = -1;
+        return false;
+    }
+    if (r->drain_sched_ns < 0) r->drain_sched_ns = r->clock.sched_ns;
+    return r->clock.sched_ns - r->drain_sched_ns >= r->opts->warmup_grace_ns;
+}
+
+cedar_status run_cut_warmup(run *r, request *q, cedar_err *err) {
+    cedar_status st = run_reject(r, q, CEDAR_TURN_FAILED, RUN_CUT_WARMUP, r->clock.sched_ns, err);
+    cedar_request_free(r, q);
+    return st;
 }
 
 /* --- the end ------------------------------------------------------------------------------------------------------ */

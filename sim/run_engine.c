@@ -419,26 +419,13 @@ static cedar_status stuck(const run *r, cedar_err *err) {
                       cedar_pages_free(r->engine), r->engine_opts.page_count);
 }
 
-static cedar_status cut_warmup(run *r, request *q, cedar_err *err) {
-    cedar_status st = run_reject(r, q, CEDAR_TURN_FAILED, "cut: the warm-up did not drain within warmup_grace_s",
-                             r->clock.sched_ns, err);
-    cedar_request_free(r, q);
-    return st;
-}
-
 /* All warm-up requests are sent: what has not ended within the grace is cut. */
 static cedar_status drain_warmup(run *r, cedar_err *err) {
-    bool sent = r->profile_sched_ns < 0 && !cedar_lanes_next(r->lanes, &r->events);
-    if (!sent || (!r->running_count && !r->waiting_count)) {
-        r->drain_sched_ns = -1;
-        return CEDAR_OK;
-    }
-    if (r->drain_sched_ns < 0) r->drain_sched_ns = r->clock.sched_ns;
-    if (r->clock.sched_ns - r->drain_sched_ns < r->opts->warmup_grace_ns) return CEDAR_OK;
+    if (!run_warmup_late(r, r->running_count || r->waiting_count)) return CEDAR_OK;
     cedar_status st = CEDAR_OK;
     r->blocked = false;
-    while (!st && r->running_count) st = cut_warmup(r, r->running[--r->running_count], err);
-    while (!st && r->waiting_count) st = cut_warmup(r, r->waiting[--r->waiting_count], err);
+    while (!st && r->running_count) st = run_cut_warmup(r, r->running[--r->running_count], err);
+    while (!st && r->waiting_count) st = run_cut_warmup(r, r->waiting[--r->waiting_count], err);
     return st;
 }
 
@@ -474,11 +461,11 @@ cedar_status run_engine_loop(run *r, cedar_err *err) {
 cedar_status run_engine_unfinished(run *r, cedar_err *err) {
     cedar_status st = CEDAR_OK;
     for (uint32_t i = 0; i < r->running_count && !st; i++, r->requests_unfinished++) {
-        r->running[i]->row.error = "cut: the run ended before the request did";
+        r->running[i]->row.error = RUN_CUT_RUNNING;
         st = run_emit_request(r, r->running[i], err);
     }
     for (size_t i = 0; i < r->waiting_count && !st; i++, r->requests_unfinished++) {
-        r->waiting[i]->row.error = "cut: the run ended before the request started";
+        r->waiting[i]->row.error = RUN_CUT_WAITING;
         st = run_emit_request(r, r->waiting[i], err);
     }
     return st;

@@ -16,7 +16,7 @@ typedef cedar_run_state run;
 typedef cedar_request request;
 
 enum {
-    HEADERS_MAX = 16,
+    HEADERS_MAX = CEDAR_HTTP_SESSION_HEADERS_MAX + 1,
     HEADER_BYTES = 160,
     METRICS_BYTES_MAX = 16 << 20
 };
@@ -177,9 +177,9 @@ static size_t make_headers(const run_http *h, const request *q, char text[HEADER
                            const char *lines[HEADERS_MAX]) {
     uint64_t session = cedar_mix64(h->nonce ^ cedar_mix64((uint64_t)q->row.session_id));
     size_t n = 0;
-    for (const char *s = h->r->opts->http_session_headers; *s && n < HEADERS_MAX - 1; n++) {
+    for (const char *s = h->r->opts->http_session_headers; *s; n++) {
         int name = (int)strcspn(s, ",");
-        snprintf(text[n], HEADER_BYTES, "%.*s: cedar-%016" PRIx64, name < 100 ? name : 100, s, session);
+        snprintf(text[n], HEADER_BYTES, "%.*s: cedar-%016" PRIx64, name, s, session);
         s += name + (s[name] == ',');
     }
     snprintf(text[n], HEADER_BYTES, "X-Request-ID: cedar-%016" PRIx64 "-%" PRId64, h->nonce, q->row.request_id);
@@ -331,7 +331,7 @@ cedar_status run_http_unfinished(run_http *h, cedar_err *err) {
     run *r = h->r;
     cedar_status st = CEDAR_OK;
     cedar_http_result a;
-    h->cut = "cut: the run ended before the request did";
+    h->cut = RUN_CUT_RUNNING;
     cedar_http_cut(h->client);
     while (!st && cedar_http_next(h->client, &a)) {
         request *q = a.tag;
@@ -342,7 +342,7 @@ cedar_status run_http_unfinished(run_http *h, cedar_err *err) {
     }
     for (size_t i = 0; i < h->line_count && !st; i++, r->requests_unfinished++) {
         request *q = h->line[h->line_first + i];
-        q->row.error = "cut: the run ended before the request started";
+        q->row.error = RUN_CUT_WAITING;
         st = run_http_not_sent(h, q, false, err);
         if (!st) st = run_emit_request(r, q, err);
     }
@@ -351,22 +351,14 @@ cedar_status run_http_unfinished(run_http *h, cedar_err *err) {
 
 /* All warm-up requests are sent: what has not ended within the grace is cut. */
 static cedar_status drain_warmup(run_http *h, cedar_err *err) {
-    run *r = h->r;
-    bool sent = r->profile_sched_ns < 0 && !cedar_lanes_next(r->lanes, &r->events);
-    if (!sent || !(h->flying_count + h->line_count)) {
-        r->drain_sched_ns = -1;
-        return CEDAR_OK;
-    }
-    if (r->drain_sched_ns < 0) r->drain_sched_ns = r->clock.sched_ns;
-    if (r->clock.sched_ns - r->drain_sched_ns < r->opts->warmup_grace_ns) return CEDAR_OK;
-    h->cut = "cut: the warm-up did not drain within warmup_grace_s";
+    if (!run_warmup_late(h->r, h->flying_count + h->line_count > 0)) return CEDAR_OK;
+    h->cut = RUN_CUT_WARMUP;
     cedar_http_cut(h->client);
     cedar_status st = collect(h, err);
     while (!st && h->line_count) {
         request *q = h->line[h->line_first + --h->line_count];
         h->endpoints[q->engine].on_their_way--;
-        st = run_reject(r, q, CEDAR_TURN_FAILED, h->cut, r->clock.sched_ns, err);
-        cedar_request_free(r, q);
+        st = run_cut_warmup(h->r, q, err);
     }
     h->cut = NULL;
     return st;
@@ -442,6 +434,7 @@ static cedar_status play(run_http *h, cedar_err *err) {
         if (st || over) break;
         st = cedar_http_poll(h->client, time_to_next(h), err);
         if (!st) st = collect(h, err);
+        if (!st && r->obs->tick) st = r->obs->tick(r->obs->self, err);
         run_progress(r);
     }
     return st;

@@ -128,7 +128,7 @@ void cedar_request_free(cedar_run_state *r, cedar_request *q);
 
 /* --- run.c: what the kinds of run have in common ------------------------------------------------------------------ */
 
-/* What is folded into the event hash, first word of each event (docs/METHOD.md "Repeating a run"). */
+/* What is folded into the event hash, first word of each event (docs/METHOD.md "Determinism"). */
 typedef enum run_mark {
     RUN_MARK_ARRIVAL = 1, RUN_MARK_ADMIT, RUN_MARK_STEP, RUN_MARK_ENTRY, RUN_MARK_TOKEN, RUN_MARK_END, RUN_MARK_SESSION,
     RUN_MARK_PHASE
@@ -176,6 +176,18 @@ cedar_status run_policy_admits(const cedar_run_state *r, const cedar_request *q,
 
 /* Nothing runs and nothing waits: on to the next event, or phase. *over: there is none. */
 cedar_status run_idle(cedar_run_state *r, bool *over, cedar_err *err) CEDAR_USE_RESULT;
+
+/* Errors of requests that a phase's or the run's end found on their way. */
+#define RUN_CUT_WARMUP "cut: the warm-up did not drain within warmup_grace_s"
+#define RUN_CUT_RUNNING "cut: the run ended before the request did"
+#define RUN_CUT_WAITING "cut: the run ended before the request started"
+
+/* Whether what is left of the warm-up, all of which is sent, has had its grace and must be cut. at_work: something of
+ * it runs or waits. */
+bool run_warmup_late(cedar_run_state *r, bool at_work);
+
+/* Ends such a request, which ran or waited; it is freed. */
+cedar_status run_cut_warmup(cedar_run_state *r, cedar_request *q, cedar_err *err) CEDAR_USE_RESULT;
 
 /* --- run_engine.c ------------------------------------------------------------------------------------------------- */
 

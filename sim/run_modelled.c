@@ -639,11 +639,11 @@ cedar_status run_modelled_unfinished(run_modelled *m, cedar_err *err) {
         st = flush_steps(r, e, err);
         uint32_t n = gather_running(m, e);
         for (uint32_t i = 0; i < n && !st; i++, r->requests_unfinished++) {
-            m->ended[i]->row.error = "cut: the run ended before the request did";
+            m->ended[i]->row.error = RUN_CUT_RUNNING;
             st = run_emit_request(r, m->ended[i], err);
         }
         for (size_t i = 0; i < e->waiting.count && !st; i++, r->requests_unfinished++) {
-            line_at(&e->waiting, i)->row.error = "cut: the run ended before the request started";
+            line_at(&e->waiting, i)->row.error = RUN_CUT_WAITING;
             st = run_emit_request(r, line_at(&e->waiting, i), err);
         }
     }
@@ -652,10 +652,7 @@ cedar_status run_modelled_unfinished(run_modelled *m, cedar_err *err) {
 
 static cedar_status cut_warmup(run *r, engine *e, request *q, cedar_err *err) {
     cedar_ledger_give(e->ledger, q->pages);
-    cedar_status st = run_reject(r, q, CEDAR_TURN_FAILED, "cut: the warm-up did not drain within warmup_grace_s",
-                                 r->clock.sched_ns, err);
-    cedar_request_free(r, q);
-    return st;
+    return run_cut_warmup(r, q, err);
 }
 
 static cedar_status cut_engine(run_modelled *m, engine *e, cedar_err *err) {
@@ -679,14 +676,7 @@ static bool at_work(const run_modelled *m) {
 
 /* All warm-up requests are sent: what has not ended within the grace is cut, once no step is under way. */
 static cedar_status drain_warmup(run_modelled *m, cedar_err *err) {
-    run *r = m->r;
-    bool sent = r->profile_sched_ns < 0 && !cedar_lanes_next(r->lanes, &r->events);
-    if (!sent || !at_work(m)) {
-        r->drain_sched_ns = -1;
-        return CEDAR_OK;
-    }
-    if (r->drain_sched_ns < 0) r->drain_sched_ns = r->clock.sched_ns;
-    if (r->clock.sched_ns - r->drain_sched_ns < r->opts->warmup_grace_ns) return CEDAR_OK;
+    if (!run_warmup_late(m->r, at_work(m))) return CEDAR_OK;
     cedar_status st = CEDAR_OK;
     for (uint32_t i = 0; i < m->count && !st; i++)
         if (!m->engines[i].busy) st = cut_engine(m, &m->engines[i], err);

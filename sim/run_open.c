@@ -66,6 +66,7 @@ static cedar_status refuse_switches(const run *r, cedar_err *err) {
         { "kernels", o->kernels != CEDAR_KERNELS_SEPARATE, modelled, "an engine has the kernels that it has" },
         { "side_stream", o->side_stream, modelled, "the engine has one stream" },
         { "allreduce", o->allreduce != CEDAR_ALLREDUCE_PLAIN, modelled, "the engine runs on one device" },
+        { "assume", *o->assume, modelled, "time is taken from a clock, not worked out from figures" },
     };
     for (size_t i = 0; i < sizeof switches / sizeof *switches; i++)
         if (switches[i].set && !switches[i].can)

@@ -115,8 +115,8 @@ void cedar_prompt_names(const cedar_prompts *p, const cedar_turn_ref *ref, uint3
 /* First pages of the turn whose names are those of the turn before it in its stream, as far as block ids tell. */
 uint32_t cedar_prompt_pages_kept(const cedar_prompts *p, const cedar_turn_ref *ref, uint32_t page_tokens);
 
-/* Tokens that the turn's prompt has in common with prompt and answer of the turn before it, as far as block ids tell.
- * */
+/* Tokens that the turn's prompt has in common with prompt and answer of the turn before it, as far as block ids
+ * tell. */
 uint32_t cedar_prompt_common(const cedar_prompts *p, const cedar_turn_ref *ref);
 
 /* Scaled length of the trace's system segment at the front of a stream's prompts: whole blocks. */
@@ -297,8 +297,8 @@ cedar_status cedar_lanes_new(const cedar_corpus *corpus, const cedar_lane_rules 
 void cedar_lanes_free(cedar_lanes *l);
 
 /* At time 0. Without warm-up: pushes the event that makes each lane take its first trace. With warm-up: gives every
- * lane its first trace and start, and sets the timers of the primers; CEDAR_E_ARG when no trace leaves anything to do.
- * */
+ * lane its first trace and start, and sets the timers of the primers; CEDAR_E_ARG when no trace leaves anything to
+ * do. */
 cedar_status cedar_lanes_start(cedar_lanes *l, cedar_events *q, cedar_err *err) CEDAR_USE_RESULT;
 
 /* First event that still counts, NULL when there is none; stale ones are thrown away. */

@@ -87,7 +87,8 @@ static void add_words(text *t, const int32_t *tokens, uint32_t count) {
 
 /* The members of an object, as they stand between its braces; *out is owned by the caller (free: jansson's). */
 static cedar_status read_extra(const char *body, char **out, cedar_err *err) {
-    static const char *const taken[] = { "model", "messages", "prompt", "stream", "stream_options", "max_tokens" };
+    static const char *const taken[] = { "model", "messages", "prompt", "stream", "stream_options", "max_tokens",
+                                         "max_completion_tokens", "n", "ignore_eos" };
     json_error_t why;
     *out = NULL;
     if (!*body) return CEDAR_OK;

@@ -113,8 +113,8 @@ scenarios() {
 
 # Several scenarios, one database: in order, each with its own name and lines.
 parts() {
-    local run='run { model = "tiny", trace = "traces/kv-cache-tester/trace_0057.json", length_scale = 1/64, turns_max = 1,
-                     requests_max = 2, page_tokens = 16, label = "%s" }'
+    local run='run { model = "tiny", trace = "traces/kv-cache-tester/trace_0057.json", length_scale = 1/64,
+                     turns_max = 1, requests_max = 2, page_tokens = 16, label = "%s" }'
     # shellcheck disable=SC2059
     printf "$run\n" first >"$out/first.lua"
     # shellcheck disable=SC2059
@@ -133,8 +133,8 @@ parts() {
     exits "what stands between them cannot be in one" 1 'form feed' "$cedar" run "$out/first.lua" "$out/feed.lua" \
         -o "$out/parts4.db"
     exits "alone it can" 0 'nil' "$cedar" run "$out/feed.lua" -o "$out/parts4.db"
-    exits "a second scenario that is not there" 5 'nowhere.lua: no such file' "$cedar" run "$out/first.lua" nowhere.lua \
-        -o "$out/parts5.db"
+    exits "a second scenario that is not there" 5 'nowhere.lua: no such file' "$cedar" run "$out/first.lua" \
+        nowhere.lua -o "$out/parts5.db"
 }
 
 repeat() {
@@ -463,6 +463,16 @@ scores() {
     exits "score of half a token" 5 'holds 1 tokens and 1 bytes more' "$cedar" score --model $dir "$out/odd.bin"
     echo 600 | ids_to_bytes >"$out/outside.bin"
     exits "score of a token outside the vocabulary" 1 'token 0 is 600' "$cedar" score --model $dir "$out/outside.bin"
+    exits "score of a directory" 5 'cannot be read' "$cedar" score --model $dir "$out"
+    cp "$out/tokens.bin" "$out/a,\"b\".bin"
+    exits "score: a path with a comma and quotes is one field" 0 'a,""b""\.bin",208,207,' \
+        "$cedar" score --model $dir "$out/a,\"b\".bin"
+    exits "score: logits do not overwrite tokens" 1 'holds tokens to be scored' \
+        "$cedar" score --model $dir --logits "$out/tokens.bin" "$out/tokens.bin"
+    same "score: the tokens are still there" "$(wc -c <"$out/tokens.bin")" $((208 * 4))
+    exits "score without its model" 5 'nowhere' \
+        "$cedar" score --model nowhere --logits "$out/none.bin" "$out/tokens.bin"
+    same "score: no logits of no model" "$(ls "$out" | grep -c none)" 0
     exits "score without a model" 1 'give --model' "$cedar" score "$out/tokens.bin"
     exits "score without tokens" 1 'at least one file' "$cedar" score --model $dir
 }

@@ -44,7 +44,9 @@ typedef enum fault {
     FAULT_MALFORMED,        /* an event that is no JSON */
     FAULT_HUGE,             /* an event of 2 MB */
     FAULT_NOT_STREAM,       /* 200, and a JSON document */
+    FAULT_COMPRESSED,       /* 200, and what might be gzip */
     FAULT_GARBAGE,          /* not HTTP */
+    FAULT_302,              /* to another endpoint */
     FAULT_400,              /* with a body */
     FAULT_400_EMPTY,
     FAULT_OVERFLOW,
@@ -63,6 +65,7 @@ static const char *const fault_class[FAULT_COUNT] = {
     [FAULT_DONE_HANG] = "", [FAULT_RESET] = "reset", [FAULT_CLOSE] = "reset", [FAULT_STALL] = "stall_timeout",
     [FAULT_SILENT] = "first_timeout", [FAULT_ENDLESS] = "total_timeout", [FAULT_MALFORMED] = "malformed",
     [FAULT_HUGE] = "too_long", [FAULT_NOT_STREAM] = "malformed", [FAULT_GARBAGE] = "malformed",
+    [FAULT_COMPRESSED] = "malformed", [FAULT_302] = "http_4xx",
     [FAULT_400] = "http_4xx", [FAULT_400_EMPTY] = "http_4xx", [FAULT_OVERFLOW] = "context_overflow",
     [FAULT_429] = "http_429", [FAULT_503] = "http_5xx", [FAULT_NO_USAGE] = "no_usage", [FAULT_NO_DONE] = "ended_early",
     [FAULT_STREAM_ERROR] = "stream_error" };
@@ -237,6 +240,10 @@ static void make_answer(const fault_server *v, connection *c, const seen *s) {
     case FAULT_400:
         out_status(c, "400 Bad Request", json, "{\"error\":{\"message\":\"no such thing, key sk-secret\"}}");
         return;
+    case FAULT_COMPRESSED:
+        out_status(c, "200 OK", "Content-Type: text/event-stream\r\nContent-Encoding: gzip\r\n", "\x1f\x8b\n\nwhat");
+        return;
+    case FAULT_302: out_status(c, "302 Found", "Location: http://127.0.0.1:1/v1/completions\r\n", ""); return;
     case FAULT_400_EMPTY: out_status(c, "400 Bad Request", "", ""); return;
     case FAULT_OVERFLOW:
         out_status(c, "400 Bad Request", json, "{\"object\":\"error\",\"message\":\"This model's maximum context "

@@ -22,6 +22,18 @@ static inline bool sanitized_skips(const char *test, int repeat) {
 #endif
 }
 
+/* Built with ThreadSanitizer: true, so that a test that runs on one thread is skipped, and said to be. */
+static inline bool one_thread_skips(const char *test) {
+#ifdef __SANITIZE_THREAD__
+    printf("SKIP %s: runs on one thread: nothing for ThreadSanitizer; make test and make asan run it\n", test);
+    fflush(stdout);
+    return true;
+#else
+    (void)test;
+    return false;
+#endif
+}
+
 /* Built with a sanitizer: true for all but every `every`-th round of a loop inside a test. */
 static inline bool sanitized_drops(uint32_t round, uint32_t every) {
 #ifdef CEDAR_SANITIZED

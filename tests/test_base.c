@@ -14,6 +14,7 @@
 #include "base/mem.h"
 #include "base/rng.h"
 #include "base/status.h"
+#include "base/utf8.h"
 #include "base/version.h"
 
 static cedar_err err;
@@ -132,6 +133,28 @@ START_TEST(behind_a_step_memory_is_there_again) {
     cedar_free(NULL);
     cedar_step_end();
     cedar_free(cedar_calloc(1, 1));
+}
+END_TEST
+
+/* --- text --------------------------------------------------------------------------------------------------------- */
+
+/* The Unicode Standard, table 3-7: first and last of every form, and what lies just outside. */
+static const struct { const char *text; size_t bytes; uint32_t code; } characters[] = {
+    { "", 1, 0 }, { "\x01", 1, 1 }, { "A", 1, 'A' }, { "\x7F", 1, 0x7F },
+    { "\xC2\x80", 2, 0x80 }, { "\xDF\xBF", 2, 0x7FF }, { "\xE0\xA0\x80", 3, 0x800 }, { "\xED\x9F\xBF", 3, 0xD7FF },
+    { "\xEE\x80\x80", 3, 0xE000 }, { "\xEF\xBF\xBF", 3, 0xFFFF }, { "\xF0\x90\x80\x80", 4, 0x10000 },
+    { "\xF4\x8F\xBF\xBF", 4, 0x10FFFF }, { "\xC3\xA9t\xC3\xA9", 2, 0xE9 },
+    { "\x80", 0, 7 }, { "\xBF", 0, 7 }, { "\xC0\x80", 0, 7 }, { "\xC1\xBF", 0, 7 }, { "\xE0\x9F\xBF", 0, 7 },
+    { "\xED\xA0\x80", 0, 7 }, { "\xED\xBF\xBF", 0, 7 }, { "\xF0\x8F\xBF\xBF", 0, 7 }, { "\xF4\x90\x80\x80", 0, 7 },
+    { "\xF5\x80\x80\x80", 0, 7 }, { "\xF8\x88\x80\x80\x80", 0, 7 }, { "\xFF", 0, 7 },
+    { "\xC3", 0, 7 }, { "\xC3(", 0, 7 }, { "\xE2\x82", 0, 7 }, { "\xF0\x9F\x98", 0, 7 }
+};
+
+START_TEST(characters_of_utf8) {
+    uint32_t code = 7;
+    ck_assert_uint_eq(cedar_utf8_bytes(characters[_i].text, &code), characters[_i].bytes);
+    ck_assert_uint_eq(code, characters[_i].code);
+    ck_assert_uint_eq(cedar_utf8_bytes(characters[_i].text, NULL), characters[_i].bytes);
 }
 END_TEST
 
@@ -320,6 +343,9 @@ static Suite *base_suite(void) {
     tcase_add_test_raise_signal(t, a_step_may_not_allocate, SIGABRT);
     tcase_add_test_raise_signal(t, a_step_may_not_free, SIGABRT);
     tcase_add_test(t, behind_a_step_memory_is_there_again);
+    add_case(s, t);
+    t = tcase_create("text");
+    tcase_add_loop_test(t, characters_of_utf8, 0, sizeof characters / sizeof *characters);
     add_case(s, t);
     t = tcase_create("numbers");
     tcase_add_loop_test(t, sha256_vectors, 0, sizeof sha / sizeof *sha);

@@ -234,7 +234,12 @@ START_TEST(assumptions) {
         { "launch_ns=5x", "assume: launch_ns = \"5x\" is not a number" },
         { "overlap=2", "assume: overlap = 2: allowed are 0.01 to 1 (" },
         { "overlap=0.001", "assume: overlap = 0.001: allowed are 0.01 to 1 (" },
-        { "overlap=nan", "assume: overlap = nan: allowed are 0.01 to 1 (" },
+        { "overlap=nan", "assume: overlap = \"nan\" is not a number" },
+        { "overlap=0x1", "assume: overlap = \"0x1\" is not a number" },
+        { "overlap= 1", "assume: overlap = \" 1\" is not a number" },
+        { "overlap=1,launch_ns=5,overlap=1", "assume: overlap is set twice" },
+        { "overlap=1,", "assume: \"\" is not key=value" },
+        { ",overlap=1", "assume: \"\" is not key=value" },
     };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         ck_assert_int_eq(cedar_hardware_assume(&hw, bad[i].text, &err), CEDAR_E_ARG);

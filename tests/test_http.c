@@ -121,7 +121,8 @@ START_TEST(what_counts_as_content) {
         { "{\"choices\":[{\"delta\":{\"reasoning_content\":\"a\"}}]}", true },
         { "{\"choices\":[{\"delta\":{\"reasoning\":\"a\",\"content\":null}}]}", true },
         { "{\"choices\":[{\"delta\":{\"tool_calls\":[{\"index\":0}]}}]}", true },
-        { "{\"choices\":[{\"text\":\" \"}]}", true } };
+        { "{\"choices\":[{\"text\":\" \"}]}", true },
+        { "{\"choices\":[{\"text\":\"\\u0000\"}],\"seed\":18446744073709551615}", true } };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         http_answer a = { .first_ns = -1, .last_ns = -1 };
         ck_assert(say(&a, cases[i].event, 5));
@@ -158,9 +159,16 @@ START_TEST(answers_are_read) {
         ck_assert_int_eq(b.class_, bad[i].class_);
         ck_assert(*b.error);
     }
-    http_answer half = { .first_ns = -1, .last_ns = -1 };
-    ck_assert(say(&half, "{\"choices\":[],\"usage\":{\"prompt_tokens\":70}}", 1));
-    ck_assert(!half.usage);
+    static const char *const counts[] = { "7", "7,\"completion_tokens\":-1", "7,\"completion_tokens\":1.5",
+                                          "7,\"completion_tokens\":\"1\"", "4294967296,\"completion_tokens\":1",
+                                          "18446744073709551616,\"completion_tokens\":1" };
+    for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {       /* that cannot be counted with */
+        http_answer c = { .first_ns = -1, .last_ns = -1 };
+        char event[160];
+        snprintf(event, sizeof event, "{\"choices\":[],\"usage\":{\"prompt_tokens\":%s}}", counts[i]);
+        ck_assert(say(&c, event, 1));
+        ck_assert_msg(!c.usage, "%s", event);
+    }
 }
 END_TEST
 
@@ -168,6 +176,32 @@ START_TEST(error_texts_are_clean) {
     char text[] = "key sk-1 and sk-1\nend\x01 \xC3\xA9 \xFF";
     http_clean_text(text, "sk-1");
     ck_assert_str_eq(text, "key **** and **** end  \xC3\xA9 ?");
+    char overlong[] = "\xE0\x80\x80 \xED\xA0\x80 \xF4\x90\x80\x80";
+    http_clean_text(overlong, NULL);
+    ck_assert_str_eq(overlong, "??? ??? ????");
+}
+END_TEST
+
+/* An endpoint that repeats the key, in any text and at any place of it: no part of it stays. */
+START_TEST(texts_hold_no_part_of_the_key) {
+    static const char key[] = "kk/secret/kk";
+    char body[2 * CEDAR_HTTP_ERROR_BYTES], event[sizeof body + 64], out[CEDAR_HTTP_ERROR_BYTES];
+    for (size_t before = 0; before < CEDAR_HTTP_ERROR_BYTES + 4; before++) {
+        memset(body, '.', before);
+        snprintf(body + before, sizeof body - before, "kk\\/secret\\/kk\\/secret\\/kk");
+        snprintf(event, sizeof event, "{\"error\":{\"message\":\"%s\"}}", body);
+        http_answer a = { .key = key, .first_ns = -1, .last_ns = -1 };
+        ck_assert(!say(&a, event, 1));
+        ck_assert_msg(strspn(a.error, ".*") == strlen(a.error), "%zu: %s", before, a.error);
+        http_error_text(event, key, out);
+        ck_assert_str_eq(out, a.error);
+        snprintf(body + before, sizeof body - before, "%s", key);
+        http_error_text(body, key, out);
+        ck_assert_msg(strspn(out, ".*") == strlen(out), "%zu: %s", before, out);
+    }
+    http_answer a = { .key = key, .first_ns = -1, .last_ns = -1 };
+    ck_assert(say(&a, "{\"choices\":[{\"finish_reason\":\"because of kk/secret/kk\"}]}", 1));
+    ck_assert_str_eq(a.finish, "because of ************");
 }
 END_TEST
 
@@ -220,7 +254,7 @@ END_TEST
 typedef struct rows {
     cedar_request_row *requests;            /* [count], texts copied */
     cedar_http_row *http;                   /* [http_count] */
-    size_t count, room, http_count, http_room, sessions, metrics;
+    size_t count, room, http_count, http_room, sessions, metrics, ticks;
     char status[16], outcomes[256];
     uint64_t unfinished, cut_sessions;
     double metric_sum;
@@ -280,6 +314,13 @@ static cedar_status on_metric(void *self, const cedar_metric_row *r, cedar_err *
     (void)err;
     x->metrics++;
     x->metric_sum += r->value;
+    return CEDAR_OK;
+}
+
+static cedar_status on_tick(void *self, cedar_err *err) {
+    rows *x = self;
+    (void)err;
+    x->ticks++;
     return CEDAR_OK;
 }
 
@@ -352,7 +393,7 @@ static cedar_status play(const char *trace, const char *endpoints, const char *s
                          cedar_err *err) {
     cedar_run_opts *o = make_opts(trace, endpoints, settings);
     cedar_observer obs = { .self = x, .run_begin = on_begin, .session = on_session, .request = on_request,
-                           .step = on_step, .run_end = on_end, .http = on_http, .metric = on_metric };
+                           .step = on_step, .run_end = on_end, .http = on_http, .metric = on_metric, .tick = on_tick };
     cedar_run_host host = { .observer = &obs, .data_dir = ".", .stop = &x->stop };
     int64_t live = cedar_mem_live();
     *out = (cedar_run_result){ 0 };
@@ -701,6 +742,7 @@ START_TEST(nothing_hangs_and_nothing_is_dropped) {
     ck_assert_int_lt(cedar_now_ns() - begin, 5000000000);
     ck_assert_uint_eq(x.count, 16);
     for (size_t i = 0; i < 16; i++) ck_assert_str_eq(x.http[i].error_class, "first_timeout");
+    ck_assert_uint_ge(x.ticks, 3);          /* also while nothing ends */
     rows_free(&x);
     server_forget(&v);
 
@@ -904,8 +946,18 @@ START_TEST(what_cannot_be_honoured_is_refused) {
         { "clock=modelled", "need each other" }, { "engines=2", "engines" }, { "hardware=h200", "hardware" },
         { "continuation=greedy", "continuation" }, { "routing=prefix", "routing" }, { "http_vocab=100", "completions" },
         { "endpoints=ftp://x", "endpoints" }, { "endpoints=http://u:p@host", "endpoints" },
-        { "endpoints=http://a,,http://b", "endpoints" }, { "http_session_headers=a:b", "http_session_headers" },
+        { "endpoints=http://a,,http://b", "endpoints" },
+        { "endpoints=http://", "endpoints" }, { "endpoints=http://[::1", "endpoints" },
+        { "endpoints=http://a:99999", "endpoints" }, { "endpoints=http://a:x", "endpoints" },
+        { "endpoints=http://:80", "endpoints" }, { "endpoints=http:///v1", "endpoints" },
+        { "endpoints=http://a?", "endpoints" }, { "endpoints=http://a,http://b:-1", "endpoints" },
+        { "http_session_headers=a:b", "http_session_headers" },
         { "http_session_headers=a,", "http_session_headers" },
+        { "http_session_headers=a,host", "http_session_headers" },
+        { "http_session_headers=authorization", "http_session_headers" },
+        { "http_session_headers=a,b,c,d,e,f,g,h,i,j,k,l,m,n,o,p", "http_session_headers" },
+        { "http_session_headers=a23456789-b23456789-c23456789-d23456789-e23456789-f23456789-g23456789-h23456789-x",
+          "http_session_headers" },
         { "floor_mode=admit floor_tok_s_user=10", "floor_mode" } };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         cedar_run_opts *o = make_opts("traces", "http://127.0.0.1:1", bad[i].settings);
@@ -947,7 +999,8 @@ END_TEST
 
 START_TEST(bad_bodies_are_refused) {
     char *trace = make_traces(1, 1, 1);
-    static const char *const bodies[] = { "{", "[1]", "{\"model\":\"x\"}", "{\"stream\":false}", "{\"a\":1,\"a\":2}" };
+    static const char *const bodies[] = { "{", "[1]", "{\"model\":\"x\"}", "{\"stream\":false}", "{\"a\":1,\"a\":2}",
+                                          "{\"n\":2}", "{\"ignore_eos\":false}", "{\"max_completion_tokens\":9}" };
     for (size_t i = 0; i < sizeof bodies / sizeof *bodies; i++) {
         rows x = { 0 };
         cedar_run_result r;
@@ -976,6 +1029,7 @@ int main(void) {
     tcase_add_test(t, what_counts_as_content);
     tcase_add_test(t, answers_are_read);
     tcase_add_test(t, error_texts_are_clean);
+    tcase_add_test(t, texts_hold_no_part_of_the_key);
     tcase_add_test(t, prometheus_samples);
     tcase_add_test(t, keys_come_from_elsewhere);
     tcase_add_test(t, a_run_of_token_ids);

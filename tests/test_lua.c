@@ -606,7 +606,9 @@ static const struct { const char *text, *message;
     { "paired({ run_id = 1 }, { run_id = 2 })",
       "t.lua:1: paired needs a table of options, for example paired(a, b, { metric = \"ttft_ms\" }); it got nothing" },
     { "paired({ run_id = 1 }, { run_id = 2 }, { metrik = 1 })",
-      "t.lua:1: paired: unknown key \"metrik\"; known are metric, resamples, seed" },
+      "t.lua:1: paired: unknown key \"metrik\"; did you mean \"metric\"?" },
+    { "paired({ run_id = 1 }, { run_id = 2 }, { what = 1 })",
+      "t.lua:1: paired: unknown key \"what\"; known are metric, resamples, seed" },
     { "paired({ run_id = 1 }, { run_id = 2 }, { resamples = 1 })",
       "t.lua:1: paired: resamples must be a whole number from 2 to 1000000" },
     { "paired({ run_id = 1 }, { run_id = 2 }, {})", "t.lua:1: paired: metric must be a text such as \"ttft_ms\"" },
@@ -663,11 +665,14 @@ END_TEST
 
 START_TEST(bad_overrides_stop_everything) {
     static const char *const cases[][2] = {
-        { "lane=8", "override lane=8: unknown option \"lane\"; did you mean \"lanes\"?" },
-        { "lanes=0", "override lanes=0: lanes = 0: allowed are 1 to 4096" },
+        { "lane=8", "override lane: unknown option \"lane\"; did you mean \"lanes\"?" },
+        { "lanes=0", "override lanes: lanes = 0: allowed are 1 to 4096" },
         { "lanes", "\"lanes\": an override is key=value, for example lanes=8" },
         { "=8", "\"=8\": an override is key=value, for example lanes=8" },
-        { "lanes=", "override lanes=: lanes: the value is empty" } };
+        { "lanes=", "override lanes: lanes: the value is empty" },
+        { "http_kye=sk-1", "override http_kye: unknown option \"http_kye\"; did you mean \"http_key\"?" },
+        { "http_key=sk-1", "override http_key: http_key says where the key is, never the key itself: \"env:NAME\" or "
+                           "\"file:PATH\"" } };
     script_opts.override_count = 1;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         script_opts.overrides = &cases[i][0];
@@ -795,7 +800,9 @@ static const struct { const char *text, *message; } finding_mistakes[] = {
       "t.lua:1: claim: rule = \"near\": must be rounded, digit, within, at_least or at_most" },
     { CLAIM "ours = 1, provenance = 'computed', rule = 'within' }", "t.lua:1: claim: share is missing" },
     { CLAIM "ours = 1, provenance = 'computed', rule = 'within', share = -1 }",
-      "t.lua:1: claim: share must not be below 0" },
+      "t.lua:1: claim: share = -1: must be from 0 to below 1" },
+    { CLAIM "ours = 1, provenance = 'computed', rule = 'within', share = 1 }",
+      "t.lua:1: claim: share = 1: must be from 0 to below 1" },
     { CLAIM "why = 'w', sensitivity = {} }", "t.lua:1: claim: sensitivity needs a figure of ours" },
     { "claim{ published = { row = 1 }, why = 'w' }", "t.lua:1: claim: source is missing" },
 };
@@ -1017,7 +1024,7 @@ START_TEST(audits_are_played) {
     script_opts.overrides = bad;
     script_opts.override_count = 1;
     ck_assert_int_eq(play("print(1)"), CEDAR_E_ARG);
-    ck_assert_str_eq(err.msg, "override suffix=x: suffix = \"x\": must be a number that is not negative");
+    ck_assert_str_eq(err.msg, "override suffix: suffix = \"x\": must be a number that is not negative");
 }
 END_TEST
 

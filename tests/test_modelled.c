@@ -98,6 +98,11 @@ static const struct { const char *settings; bool knows; const char *says;
 } refusals[] = {
     { "clock=modelled hardware=h200 assume=lunch_ns=5", true, "unknown figure \"lunch_ns\"; did you mean" },
     { "clock=modelled hardware=h200 assume=overlap=7", true, "assume: overlap = 7: allowed are 0.01 to 1" },
+    { "hardware=h200 assume=launch_ns=5", true, "assume = \"launch_ns=5\": time is taken from a clock" },
+    { "clock=modelled hardware=h200 assume=gpus=1.5", true, "gpus = 1.5 and attention_ranks = 1: GPUs are whole" },
+    { "clock=modelled hardware=h200 assume=attention_ranks=1.5", true, "attention_ranks = 1.5: GPUs are whole" },
+    { "clock=modelled hardware=h200 assume=attention_ranks=2", true, "and each rank has as many of them" },
+    { "clock=modelled hardware=h200 assume=gpus=4,attention_ranks=3", true, "gpus = 4 and attention_ranks = 3" },
     { "clock=modelled", true, "needs hardware to price" },
     { "clock=modelled hardware=h200", false, "needs hardware to price" },
     { "clock=modelled hardware=h2000", true,

@@ -558,6 +558,29 @@ START_TEST(test_store_close) {
 }
 END_TEST
 
+/* Rows of a run in real time are there for other programs, and after a kill, though no row comes behind them. */
+START_TEST(test_store_tick) {
+    cedar_store *s;
+    make_dir();
+    OK(cedar_store_create(db_path, false, &s, &err));
+    const cedar_observer *o = cedar_store_observer(s);
+    cedar_manifest_row m = manifest_row();
+    cedar_run_row r = run_row(1, "a", "exact");
+    cedar_step_row w = { .run_id = 1, .step_id = 1, .steps = 1, .engine = 1, .graph = "none" };
+    OK(o->manifest(o->self, &m, &err));
+    OK(o->run_begin(o->self, &r, &err));
+    OK(o->step(o->self, &w, &err));
+    usleep(1100000);
+    sqlite3 *db = open_plain();
+    WANT(db, "steps", { "COUNT(*)", 0 });
+    OK(o->tick(o->self, &err));
+    WANT(db, "steps", { "COUNT(*)", 1 });
+    sqlite3_close(db);
+    OK(cedar_store_close(s, true, &err));
+    remove_dir();
+}
+END_TEST
+
 START_TEST(test_store_replace) {
     cedar_store *s;
     write_text(db_path, "my thesis\n");
@@ -982,6 +1005,42 @@ START_TEST(test_brief) {
 }
 END_TEST
 
+/* What is called measured may not rest on modelled time, nor the other way round. */
+START_TEST(test_findings_of_another_clock) {
+    const cedar_observer *o;
+    cedar_store *s = open_store(&o);
+    cedar_run_row run = run_row(1, "a", "exact");
+    OK(o->run_begin(o->self, &run, &err));
+    run = run_row(2, "b", "exact");
+    run.clock = "measured";
+    OK(o->run_begin(o->self, &run, &err));
+    cedar_claim_row claim = claim_row(1, 6, "measured", "undecided");
+    ck_assert_int_eq(o->finding(o->self, CEDAR_FINDING_CLAIM, &claim, &err), CEDAR_E_DB);
+    ck_assert_ptr_nonnull(strstr(err.msg, "refuses a row: its provenance is not that of the run it names"));
+    claim.run_id = 2;
+    OK(o->finding(o->self, CEDAR_FINDING_CLAIM, &claim, &err));
+    claim = claim_row(2, 6, "modelled", "undecided");
+    claim.run_id = 2;
+    ck_assert_int_eq(o->finding(o->self, CEDAR_FINDING_CLAIM, &claim, &err), CEDAR_E_DB);
+    claim.provenance = "computed";
+    OK(o->finding(o->self, CEDAR_FINDING_CLAIM, &claim, &err));
+    for (int64_t id = 1; id <= 2; id++) {       /* ladder 1 is modelled, 2 measured; so are the runs */
+        const cedar_ladder_row ladder = { id, "t", id == 1 ? "modelled" : "measured", "h", "m", "" };
+        const cedar_rung_row rung = { id, 1, "n", "", "{}", false };
+        OK(o->finding(o->self, CEDAR_FINDING_LADDER, &ladder, &err));
+        OK(o->finding(o->self, CEDAR_FINDING_RUNG, &rung, &err));
+        const cedar_figure_row own = { id, 1, "itl", "ms", "", 0, 1, (double)NAN, (double)NAN, 0, id },
+                               other = { id, 1, "ttft", "ms", "", 0, 1, (double)NAN, (double)NAN, 0, 3 - id },
+                               quality = { id, 1, "kl_mean", "nats", "", 0, 1, (double)NAN, (double)NAN, 0, 3 - id };
+        OK(o->finding(o->self, CEDAR_FINDING_FIGURE, &own, &err));
+        OK(o->finding(o->self, CEDAR_FINDING_FIGURE, &quality, &err));
+        ck_assert_int_eq(o->finding(o->self, CEDAR_FINDING_FIGURE, &other, &err), CEDAR_E_DB);
+        ck_assert_ptr_nonnull(strstr(err.msg, "the ladder's provenance is not that of the figure's run"));
+    }
+    OK(cedar_store_close(s, true, &err));
+}
+END_TEST
+
 START_TEST(test_csv) {
     const cedar_observer *o;
     cedar_store *s = open_store(&o);
@@ -1094,6 +1153,25 @@ END_TEST
 
 static const char hostile[] = "</script><img src=x onerror=alert(1)>&\"'\x1b[31m\xff\xe2\x80\xa8 \xe6\xa8\xb9";
 
+static void write_hostile_findings(const cedar_observer *o) {
+    const cedar_ladder_row ladder = { 1, hostile, "modelled", hostile, hostile, hostile };
+    OK(o->finding(o->self, CEDAR_FINDING_LADDER, &ladder, &err));
+    for (uint32_t i = 1; i <= 2; i++) {
+        const cedar_rung_row rung = { 1, i, hostile, hostile, hostile, false };
+        const cedar_figure_row figure = { 1, i, "itl", hostile, hostile, 0, i, 0, INFINITY, 3, 0 };
+        OK(o->finding(o->self, CEDAR_FINDING_RUNG, &rung, &err));
+        OK(o->finding(o->self, CEDAR_FINDING_FIGURE, &figure, &err));
+    }
+    cedar_claim_row claim = { 1, hostile, hostile, hostile, hostile, hostile, "throughput_ratio_at_interactivity",
+                              hostile, hostile, hostile, 5, 6, -INFINITY, INFINITY, 7, "modelled", "undecided",
+                              hostile, 0 };
+    OK(o->finding(o->self, CEDAR_FINDING_CLAIM, &claim, &err));
+    claim.claim_id = 2, claim.metric = hostile, claim.url = "https://\"><img src=x>";
+    OK(o->finding(o->self, CEDAR_FINDING_CLAIM, &claim, &err));
+    const cedar_sensitivity_row swing = { 1, hostile, -INFINITY, INFINITY, 0, INFINITY };
+    OK(o->finding(o->self, CEDAR_FINDING_SENSITIVITY, &swing, &err));
+}
+
 static void write_hostile(void) {
     const cedar_observer *o;
     cedar_store *s;
@@ -1121,10 +1199,16 @@ static void write_hostile(void) {
     OK(o->quality(o->self, &q, &err));
     cedar_expect_row e = { hostile, hostile, false };
     OK(o->expect(o->self, &e, &err));
+    write_hostile_findings(o);
     cedar_run_end_row end = run_end_row(1);
     end.status = "failed", end.error = hostile;
     OK(o->run_end(o->self, &end, &err));
     OK(cedar_store_close(s, true, &err));
+    sqlite3 *db;                                /* and a file that was tampered with */
+    ck_assert_int_eq(sqlite3_open(db_path, &db), SQLITE_OK);
+    ck_assert_int_eq(sqlite3_exec(db, "PRAGMA ignore_check_constraints = 1; UPDATE claims SET provenance = "
+                                  "'\"><img src=y>', verdict = '<img src=z>'", NULL, NULL, NULL), SQLITE_OK);
+    sqlite3_close(db);
 }
 
 /* Checks that elements nest, that attributes are quoted and names are known ones; counts script and img elements.
@@ -1558,6 +1642,7 @@ static Suite *reports_suite(void) {
     tcase_add_test(metrics, test_pairs);
     tcase_add_test(metrics, test_http);
     tcase_add_test(store, test_store_close);
+    tcase_add_test(store, test_store_tick);
     tcase_add_test(store, test_store_replace);
     tcase_add_test(store, test_store_in_use);
     tcase_add_test(store, test_store_refused_rows);
@@ -1569,6 +1654,7 @@ static Suite *reports_suite(void) {
     tcase_add_test(store, test_faults);
     tcase_add_test(out, test_findings);
     tcase_add_test(out, test_findings_refused);
+    tcase_add_test(out, test_findings_of_another_clock);
     tcase_add_test(out, test_brief);
     tcase_add_test(out, test_csv);
     tcase_add_test(out, test_views_listed);

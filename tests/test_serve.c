@@ -35,7 +35,7 @@ typedef struct rig {
     /* written by the engine thread, read once it has ended */
     cedar_request_row rows[ROWS_MAX];
     char ids[ROWS_MAX][64];
-    uint32_t row_count, step_count;
+    uint32_t row_count, step_count, ticks;
     uint64_t step_rows;
     uint32_t fail_at_step;          /* the observer fails there; 0 = never */
 } rig;
@@ -55,6 +55,13 @@ static cedar_status keep_step(void *self, const cedar_step_row *row, cedar_err *
     r->step_rows += row->rows;
     if (row->step_id != r->step_count || row->end_ns < row->start_ns) abort();
     if (r->fail_at_step && r->step_count == r->fail_at_step) return cedar_fail(err, CEDAR_E_IO, "the disk is full");
+    return CEDAR_OK;
+}
+
+static cedar_status keep_tick(void *self, cedar_err *err) {
+    rig *r = self;
+    (void)err;
+    r->ticks++;
     return CEDAR_OK;
 }
 
@@ -80,7 +87,8 @@ static rig *rig_new(int32_t eos) {
                                              .decoder_rows = (uint32_t)r->config.window },
                                   .prefix_cache = true, .seed = 42, .address = "127.0.0.1", .body_bytes_max = 1 << 20,
                                   .connections_max = 256, .queue_max = 64, .grace_ns = 60000000000, .run_id = 1 };
-    r->observer = (cedar_observer){ .self = r, .request = keep_request, .step = keep_step };
+    r->observer = (cedar_observer){ .self = r, .request = keep_request, .step = keep_step,
+                                    .tick = keep_tick };
     r->opts.observer = &r->observer;
     return r;
 }
@@ -470,6 +478,9 @@ static const struct body { serve_kind kind; const char *text, *param; unsigned s
     { SERVE_COMPLETION, "{\"prompt\":[[1,2]],\"top_k\":-1,\"echo\":false,\"suffix\":null,\"tools\":[]}", NULL, 200 },
     { SERVE_COMPLETION, "{\"prompt\":[1,2],\"max_tokens\":3,\"max_completion_tokens\":3}", NULL, 200 },
     { SERVE_COMPLETION, "{\"prompt\":[1],\"max_tokens\":99}", NULL, 200 },
+    { SERVE_COMPLETION, "{\"prompt\":[1],\"stream\":true,\"stream_options\":{\"include_usage\":null}}", NULL, 200 },
+    { SERVE_COMPLETION, "{\"prompt\":[1],\"stream\":true,\"stream_options\":{\"include_usage\":1}}",
+      "stream_options", 400 },
     { SERVE_COMPLETION, "{\"prompt\":[1],\"max_tokens\":100}", "prompt", 400 },
     { SERVE_COMPLETION, "{\"prompt\":[512]}", "prompt", 400 },
     { SERVE_COMPLETION, "{\"prompt\":[-1]}", "prompt", 400 },
@@ -1027,6 +1038,17 @@ START_TEST(a_failure_of_ours_is_an_error_and_told) {
 }
 END_TEST
 
+/* Rows that came before a long silence are saved in it. */
+START_TEST(silence_is_told_to_the_observer) {
+    rig *r = rig_start();
+    usleep(600000);
+    rig_stop(r);
+    ck_assert_uint_ge(r->ticks, 2);
+    ck_assert_uint_lt(r->ticks, 100);
+    rig_free(r);
+}
+END_TEST
+
 START_TEST(a_server_that_never_ran_closes) {
     rig *r = rig_new(-1);
     rig_open(r);
@@ -1093,6 +1115,10 @@ START_TEST(what_cannot_be_served_is_refused_at_once) {
     o = r->opts;
     o.name = "a\"b";
     ck_assert_int_eq(cedar_serve_open(&o, &s, &failure), CEDAR_E_ARG);
+    o = r->opts;
+    o.chunk_rows = o.engine.step_rows + 1;
+    ck_assert_int_eq(cedar_serve_open(&o, &s, &failure), CEDAR_E_ARG);
+    ck_assert_ptr_nonnull(strstr(failure.msg, "chunk_tokens = 65"));
     rig_open(r);
     o = r->opts;
     o.port = cedar_serve_port(r->server);                /* taken */
@@ -1171,6 +1197,7 @@ int main(void) {
     tcase_add_test(whole, what_runs_ends_before_the_server_does);
     tcase_add_test(whole, what_outlasts_the_grace_is_cut_and_told);
     tcase_add_test(whole, a_failure_of_ours_is_an_error_and_told);
+    tcase_add_test(whole, silence_is_told_to_the_observer);
     tcase_add_test(whole, a_server_that_never_ran_closes);
     tcase_add_test(whole, many_at_once_in_a_small_pool);
     tcase_add_test(whole, what_cannot_be_served_is_refused_at_once);

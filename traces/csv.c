@@ -145,8 +145,7 @@ static cedar_status find_reader(table *t, const traces_reader *const *readers, s
     if (l->opts.format != CEDAR_TRACE_AUTO && missing)
         return cedar_fail(err, CEDAR_E_FORMAT, "%s:%d: column \"%s\" is missing", l->name, l->line, missing->name);
     return cedar_fail(err, CEDAR_E_FORMAT, "%s:%d: no known table: its columns are neither those of tracelab_csv, "
-                      "blis, "
-                      "azure, burstgpt nor timed", l->name, l->line);
+                      "blis, azure, burstgpt nor timed", l->name, l->line);
 }
 
 static cedar_status place_columns(table *t, cedar_err *err) {

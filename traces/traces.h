@@ -234,7 +234,6 @@ typedef struct cedar_losses {
 } cedar_losses;
 
 const char *cedar_loss_text(cedar_loss kind); /* "block ids lost, ..."; never NULL */
-const char *cedar_loss_unit(cedar_loss kind); /* "turns" or "streams"; never NULL */
 
 /* "  TEXT: COUNT UNIT" per kind that occurred, each with newline; as snprintf. Nothing was lost: "". */
 size_t cedar_losses_format(const cedar_losses *l, char *buf, size_t size);

@@ -34,10 +34,6 @@ const char *cedar_loss_text(cedar_loss kind) {
     return (unsigned)kind < CEDAR_LOSS_COUNT ? loss_rows[kind].text : "unknown";
 }
 
-const char *cedar_loss_unit(cedar_loss kind) {
-    return (unsigned)kind < CEDAR_LOSS_COUNT ? loss_rows[kind].unit : "cases";
-}
-
 size_t cedar_losses_format(const cedar_losses *l, char *buf, size_t size) {
     size_t n = 0;
     if (size) buf[0] = 0;
@@ -153,8 +149,7 @@ static cedar_status session_name(writer *w, const cedar_trace *t, uint32_t strea
     lose(w, CEDAR_LOSS_NAMES, copy > 0);
     if (n <= NAME_BYTES_MAX) return CEDAR_OK;
     return cedar_fail(err, CEDAR_E_UNSUPPORTED, "%s: the name of a stream, \"%.60s...\", has %zu bytes; at most %zu "
-                      "are "
-                      "allowed", t->file, buf, n, NAME_BYTES_MAX);
+                      "are allowed", t->file, buf, n, NAME_BYTES_MAX);
 }
 
 /* What formats without a place for them lose of every turn. */

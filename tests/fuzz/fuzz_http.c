@@ -46,8 +46,7 @@ static void read_texts(const char *text, size_t size) {
     if (!copy) abort();
     memcpy(copy, text, size);
     copy[size] = 0;
-    http_error_text(copy, strlen(copy), error);
-    http_clean_text(error, "data");
+    http_error_text(copy, "data", error);
     if (strstr(error, "data")) abort();
     http_says_overflow(error);
     cedar_http_sample s;
