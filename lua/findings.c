@@ -56,6 +56,17 @@ static int64_t whole_field(lua_State *L, const char *verb, int t, const char *ke
     return isnan(x) ? 0 : (int64_t)x;
 }
 
+/* true or false under a key; false when there is none. */
+static bool flag_field(lua_State *L, const char *verb, int t, const char *key) {
+    lua_pushstring(L, key);
+    int type = lua_rawget(L, t);
+    if (type != LUA_TNIL && type != LUA_TBOOLEAN)
+        script_fail(L, "%s: %s must be true or false, not a %s", verb, key, luaL_typename(L, -1));
+    bool on = lua_toboolean(L, -1);
+    lua_pop(L, 1);
+    return on;
+}
+
 /* run = RESULT or its number; 0 when there is none. */
 static int64_t run_field(lua_State *L, const char *verb, int t) {
     lua_pushliteral(L, "run");
@@ -194,13 +205,14 @@ static void put_figure(lua_State *L, int t, const cedar_rung_row *rung) {
 }
 
 static void put_rung(lua_State *L, int t, int64_t ladder_id, lua_Integer number) {
-    static const char *const known[] = { "name", "why", "switches", "figures" };
+    static const char *const known[] = { "name", "why", "switches", "figures", "beyond" };
     values_check_keys(L, "ladder", t, known, sizeof known / sizeof *known);
     cedar_rung_row row = { .ladder_id = ladder_id,
                            .rung = (uint32_t)number,
                            .name = text_field(L, "ladder", t, "name", NULL),
                            .why = text_field(L, "ladder", t, "why", ""),
-                           .switches = push_switches(L, t) };
+                           .switches = push_switches(L, t),
+                           .beyond = flag_field(L, "ladder", t, "beyond") };
     emit(L, "ladder", CEDAR_FINDING_RUNG, &row);
     int list = table_field(L, "ladder", t, "figures");
     if (!list) return;
@@ -210,7 +222,8 @@ static void put_rung(lua_State *L, int t, int64_t ladder_id, lua_Integer number)
     }
 }
 
-/* ladder{ title, provenance, hardware, model, note, rungs = { { name, why, switches, figures = { ... } } } } */
+/* ladder{ title, provenance, hardware, model, note, rungs = { { name, why, switches, beyond, figures = { ... } } } }
+ */
 int verb_ladder(lua_State *L) {
     static const char *const known[] = { "title", "provenance", "hardware", "model", "note", "rungs" };
     script_check_fatal(L);

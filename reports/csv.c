@@ -87,13 +87,17 @@ static int family(const char *name) {
 
 /* All names do not fit a message: those of the family that the unknown name looks like are listed. */
 static cedar_status unknown_view(const char *view, cedar_err *err) {
+    static const char *const others[] = { "names with audit or claim list theirs, tables go without v_",
+                                          "names with claim or v_ list theirs", "names with audit or v_ list theirs",
+                                          "names with v_, audit or claim list theirs" };
     char known[400] = "";
     size_t at = 0;
     for (size_t i = 0; i < sizeof view_names / sizeof *view_names && at < sizeof known; i++) {
         if (family(view_names[i]) != family(view)) continue;
         at += (size_t)snprintf(known + at, sizeof known - at, "%s%s", at ? ", " : "", view_names[i]);
     }
-    return cedar_fail(err, CEDAR_E_ARG, "there is no view \"%.32s\"; known are %s", view, known);
+    return cedar_fail(err, CEDAR_E_ARG, "there is no view \"%.32s\"; known are %s; %s", view, known,
+                      others[family(view)]);
 }
 
 cedar_status cedar_report_csv(const char *path, const char *view, FILE *to, cedar_err *err) {

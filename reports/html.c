@@ -200,6 +200,7 @@ static cedar_status put_overview(const page *p, cedar_err *err) {
     st = put_answers(p, err);
     if (!st && p->run_count) st = put_cards(p, err);
     if (!st) st = page_tables(p, of_runs, p->run_count > PAGE_FOLD, err);
+    if (!st) st = page_table(p, "http_errors", false, NULL, err);
     if (!st) st = page_table(p, "errors", false, NULL, err);
     if (!st) st = page_table(p, "expectations", atoi(fails) == 0, NULL, err);
     page_section_end(p);
@@ -258,9 +259,12 @@ static cedar_status put_claims(const page *p, cedar_err *err) {
                                   "are our "
              "intervals. Series over concurrency or length of prompt follow below.", PAGE_CLAIMS);
     page_chart(p, "c-claims", "Ours over published", about);
-    page_chart(p, "c-sensitivity", "What the ratio of throughput at a speed hangs on", "Our figure with one "
-                  "assumption from "
-               "low to high, all else equal.");
+    page_chart(p, "c-sensitivity", "What the ratio of throughput at a speed hangs on",
+               "Least to most of our figure with "
+               "one assumption low, as assumed and high, all else equal. memory_efficiency: the share of "
+               "the memory bandwidth that reads of weights and cache reach; time_scale: recorded delays "
+               "between turns times this. Values at a speed are read off by Steffen&#39;s curve: a smooth one through "
+               "the points of a front that never overshoots them.");
     if (!st) st = page_table(p, "sensitivity", false, NULL, err);
     fputs("<div class=\"pair\" id=\"points\"></div>\n", p->to);
     if (!st) st = page_table(p, "claim_points", false, NULL, err);

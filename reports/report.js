@@ -656,7 +656,7 @@
   function claims() {
     const rows = data.claims, narrow = document.body.clientWidth < 640;
     const name = (r) => (r[0] + " " + r[1] + (narrow || !r[2] ? "" : ", " + r[2]))
-      .replace(narrow ? /^(.{21}).+/ : /^(.{55}).+/, "$1\u2026");
+      .replace(narrow ? /^(.{14}).+/ : /^(.{55}).+/, "$1\u2026");
     const verdicts = [["reproduced", "--good", "circle"], ["undecided", "--warn", "triangle"],
       ["not reproduced", "--bad", "rect"]];
     draw("c-claims", {
@@ -690,7 +690,8 @@
       data: {
         labels: rows.map((r) => r[0]),
         datasets: [{
-          label: "ours, from low to high setting", data: rows.map((r) => [r[3], r[4]]), backgroundColor: css("--s1"),
+          label: "ours, least to most of low, assumed and high", data: rows.map((r) => [Math.min(r[3], r[4], r[6]),
+            Math.max(r[3], r[4], r[6])]), backgroundColor: css("--s1"),
           borderRadius: 3, maxBarThickness: 18
         }]
       },
@@ -704,7 +705,7 @@
         },
         plugins: { tooltip: { callbacks: { label: (c) => {
           const r = rows[c.dataIndex];
-          return [si(r[1]) + ": " + si(r[3]), si(r[2]) + ": " + si(r[4])];
+          return [si(r[1]) + ": " + si(r[3]), "as assumed: " + si(r[6]), si(r[2]) + ": " + si(r[4])];
         } } } }
       },
       plugins: [marks(rows.length ? [{ x: rows[0][6], text: "ours" }, { x: rows[0][5], text: "published" }] : [])]

@@ -15,7 +15,7 @@ struct cedar_store;
 
 enum {
     REPORTS_APPLICATION_ID = 0x43454452,    /* "CEDR", as in schema.sql */
-    REPORTS_SCHEMA_VERSION = 4              /* PRAGMA user_version, as in schema.sql */
+    REPORTS_SCHEMA_VERSION = 5              /* PRAGMA user_version, as in schema.sql */
 };
 
 /* Embedded files: reports/schema.sql, views.sql, report.css, report.js and Chart.js. Not zero terminated. */

@@ -1,4 +1,4 @@
--- Tables of a cedar database, schema version 4 (PRAGMA user_version). The views are in views.sql, both are explained
+-- Tables of a cedar database, schema version 5 (PRAGMA user_version). The views are in views.sql, both are explained
 -- in docs/METRICS.md.
 --
 -- Times are integer nanoseconds. "schedule" times decide the order of events and repeat bit for bit; "meter" times are
@@ -472,6 +472,7 @@ CREATE TABLE ladder_rungs (                 -- each rung has the switches of tho
     name      TEXT    NOT NULL,
     why       TEXT    NOT NULL,
     switches  TEXT    NOT NULL,             -- options that differ from the rung before, JSON object
+    beyond    INTEGER NOT NULL CHECK (beyond IN (0, 1)),    -- 1: more than what is published
     PRIMARY KEY (ladder_id, rung)
 ) STRICT, WITHOUT ROWID;
 
@@ -570,4 +571,4 @@ INSERT INTO offset_bins (bin, label, lo, hi) VALUES
     (8, '1651-2412', 1651, 2412), (9, '2413-4952', 2413, 4952), (10, '> 4952', 4953, 9223372036854775807);
 
 PRAGMA application_id = 1128612946;         -- "CEDR"
-PRAGMA user_version = 4;
+PRAGMA user_version = 5;

@@ -11,7 +11,8 @@ static const reports_field ladder_columns[] = {
 
 #define RUNG(member, kind) { #member, COLUMN_##kind, offsetof(cedar_rung_row, member) }
 static const reports_field rung_columns[] = {
-    RUNG(ladder_id, I64), RUNG(rung, U32), RUNG(name, TEXT), RUNG(why, TEXT), RUNG(switches, TEXT)
+    RUNG(ladder_id, I64), RUNG(rung, U32), RUNG(name, TEXT), RUNG(why, TEXT), RUNG(switches, TEXT),
+    RUNG(beyond, BOOL)
 };
 
 #define FIGURE(member, kind) { #member, COLUMN_##kind, offsetof(cedar_figure_row, member) }

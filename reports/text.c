@@ -10,7 +10,7 @@
 #include "base/mem.h"
 #include "reports/reports_int.h"
 
-enum { WIDTH_MIN = 60, CELL_COLUMNS_MAX = 28, GAP = 2 };
+enum { WIDTH_MIN = 60, CELL_COLUMNS_MAX = 28, GAP = 2, SUMMARY_RUNS = 30 };
 
 typedef struct cell { char text[4 * CELL_COLUMNS_MAX + 8]; int width; } cell;    /* width in terminal columns */
 
@@ -312,10 +312,13 @@ static cedar_status put_attention(const text_report *r, cedar_err *err) {
         "  CASE WHEN u.error <> '' THEN ': ' ELSE '' END, u.error) FROM runs u WHERE u.status <> 'finished' "
         "UNION ALL SELECT 2, run_id, printf('run %d %s: requests in error: %d (left out of latencies and token sums)', "
         "  run_id, label, excluded_error) FROM v_population WHERE excluded_error > 0 "
+        "UNION ALL SELECT 2, run_id, printf('run %d %s: %d requests failed at endpoint %d, class %s: %s', h.run_id, "
+        "  u.label, h.requests, endpoint, error_class, example) FROM v_http_errors h JOIN runs u USING (run_id) "
         "UNION ALL SELECT 3, run_id, printf('run %d %s: unfinished at the end: %d requests, %d sessions', run_id, "
-        "label, "
-        "  requests_unfinished, sessions_unfinished) FROM runs WHERE requests_unfinished > 0 OR sessions_unfinished > "
-        "0 "
+        "  label, requests_unfinished, sessions_unfinished) FROM runs WHERE requests_unfinished > 0 "
+        "UNION ALL SELECT 3, 1 << 62, printf('unfinished at the end: 0 requests, %d sessions (runs: %d)', "
+        "  SUM(sessions_unfinished), COUNT(*)) FROM runs WHERE requests_unfinished = 0 AND sessions_unfinished > 0 "
+        "  HAVING COUNT(*) > 0 "
         "UNION ALL SELECT 4, run_id, printf('run %d %s: errors are %.0f%% of completed requests, above 10%%', run_id, "
         "label,"
         "  100 * errors_per_completed) FROM v_validity WHERE completed > 0 AND NOT errors_ok "
@@ -343,6 +346,21 @@ static cedar_status put_attention(const text_report *r, cedar_err *err) {
         style(r, "31");
         put_wrapped(r, reports_column_text(q, 2));
         style(r, "0");
+    }
+    sqlite3_finalize(q);
+    return st;
+}
+
+/* How many expectations hold; those that fail are among what needs attention. */
+static cedar_status put_expectations(const text_report *r, cedar_err *err) {
+    sqlite3_stmt *q;
+    bool row;
+    cedar_status st = reports_prepare(r->db, r->path, "SELECT SUM(ok), SUM(NOT ok) FROM expectations "
+                                      "HAVING COUNT(*) > 0", &q, err);
+    if (!st) st = reports_next(r->db, r->path, q, &row, err);
+    if (!st && row) {
+        put_title(r, "Expectations");
+        put_wrapped_format(r, "%s hold, %s fail", reports_column_text(q, 0), reports_column_text(q, 1));
     }
     sqlite3_finalize(q);
     return st;
@@ -392,8 +410,33 @@ cedar_status cedar_report_text(const char *path, FILE *to, int width, bool color
     if (!st) st = put_manifest(&r, err);
     if (!st) st = put_table(&r, "offset", false, true, err);
     if (!st) st = put_audits(&r, err);
-    if (!st) st = put_table(&r, "expectations", false, false, err);
+    if (!st) st = put_expectations(&r, err);
     if (!st) st = put_attention(&r, err);
+    sqlite3_close(r.db);
+    return st ? st : reports_flush(to, err);
+}
+
+/* The summary has a column or a row of every run: shown while there are few. */
+static cedar_status put_few_runs(const text_report *r, cedar_err *err) {
+    sqlite3_stmt *q;
+    bool row;
+    cedar_status st = reports_prepare(r->db, r->path, "SELECT COUNT(*) FROM runs", &q, err);
+    if (!st) st = reports_next(r->db, r->path, q, &row, err);
+    bool few = !st && sqlite3_column_int(q, 0) <= SUMMARY_RUNS;
+    sqlite3_finalize(q);
+    return st || !few ? st : put_table(r, "summary", true, true, err);
+}
+
+cedar_status cedar_report_brief(const char *path, FILE *to, int width, bool color, cedar_err *err) {
+    text_report r = { .path = path, .to = to, .width = width < WIDTH_MIN ? WIDTH_MIN : width, .color = color };
+    cedar_status st = reports_open_evaluated(path, &r.db, err);
+    if (st) return st;
+    st = put_answers(&r, err);
+    if (!st) st = put_few_runs(&r, err);
+    if (!st) st = put_table(&r, "audit", true, true, err);
+    if (!st) st = put_attention(&r, err);
+    fputc('\n', to);
+    if (!st) put_wrapped_format(&r, "everything: cedar report %s, or -o X.html", path);
     sqlite3_close(r.db);
     return st ? st : reports_flush(to, err);
 }

@@ -622,7 +622,7 @@ WITH named AS (                             -- metric, and behind it the length:
                WHEN context_tokens BETWEEN 32000 AND 32768 THEN '32'
                WHEN context_tokens BETWEEN 128000 AND 131072 THEN '128' ELSE ' other' END AS what
     FROM v_ladder_figures)
-SELECT l.ladder_id, l.title, l.provenance, l.hardware, l.model, r.rung, r.name, r.why, r.switches,
+SELECT l.ladder_id, l.title, l.provenance, l.hardware, l.model, r.rung, r.name, r.why, r.switches, r.beyond,
        MAX(f.value) FILTER (WHERE what = 'ttft1') AS ttft_1k_ms,
        MAX(f.value) FILTER (WHERE what = 'ttft4') AS ttft_4k_ms,
        MAX(f.value) FILTER (WHERE what = 'ttft8') AS ttft_8k_ms,
@@ -675,23 +675,41 @@ FROM series ORDER BY source, hardware, metric, series, x, claim_id;
 
 CREATE VIEW v_answers AS                    -- what a reader asks first, answered in sentences from the other views
 WITH pairs AS (                             -- each approximate run beside the exact one that is like it but for replay
-    SELECT s.*, x.label AS exact_label, x.ttft_p90_ms AS exact_ttft, x.total_tok_s AS exact_tok,
-           CASE WHEN x.window_bytes_peak + s.window_bytes_peak = 0 THEN ''
-                ELSE printf(', stored windows %,d KiB instead of %,d', s.window_bytes_peak / 1024,
-                            x.window_bytes_peak / 1024) END AS windows,
+    SELECT s.*, x.label AS exact_label, x.ttft_p90_ms AS exact_ttft, x.itl_p90_ms AS exact_itl,
+           x.total_tok_s AS exact_tok, x.window_bytes_peak AS exact_windows, a.arm,
+           CASE WHEN MAX(s.window_bytes_peak, x.window_bytes_peak) < 1048576 THEN 10
+                WHEN MAX(s.window_bytes_peak, x.window_bytes_peak) < 1073741824 THEN 20 ELSE 30 END AS unit,
            ROW_NUMBER() OVER (PARTITION BY a.arm ORDER BY s.lanes DESC, s.run_id) AS place
     FROM v_arms a JOIN v_summary s USING (run_id) JOIN v_summary x ON x.run_id = a.exact_run),
-saves AS (                                  -- the pairs with most lanes come first
-    SELECT *, ROW_NUMBER() OVER (ORDER BY lanes DESC, run_id) AS i FROM pairs
-    WHERE place = 1 AND ttft_p90_ms IS NOT NULL AND exact_ttft IS NOT NULL),
+short AS (                                  -- labels without the lanes, which the sentence says itself
+    SELECT run_id, COALESCE(NULLIF(TRIM(REPLACE(label, 'lanes=' || lanes, ''), ' :'), ''), label) AS name FROM runs),
+ladder_of AS (                              -- arms with a run that a ladder has a figure of
+    SELECT arm, MIN(ladder_id) AS ladder_id FROM ladder_figures JOIN v_arms USING (run_id) GROUP BY arm),
+saves AS (                                  -- those of several lanes come first, then those that save most time
+    SELECT p.*, n.name, m.name AS exact_name, COALESCE(l.title || ': ', '') AS ladder,
+           CASE WHEN p.window_bytes_peak + exact_windows > 0
+                THEN printf(', stored windows %,.1f %s instead of %,.1f', p.window_bytes_peak * 1.0 / (1 << unit),
+                            CASE unit WHEN 10 THEN 'KiB' WHEN 20 THEN 'MiB' ELSE 'GiB' END,
+                            exact_windows * 1.0 / (1 << unit)) ELSE '' END AS windows,
+           CASE WHEN itl_p90_ms > 0 AND exact_itl > 0
+                THEN printf('ITL p90 %,.2f ms instead of %,.2f (%+.1f %%), ', itl_p90_ms, exact_itl,
+                            100 * (itl_p90_ms / exact_itl - 1)) ELSE '' END AS itl,
+           ROW_NUMBER() OVER (ORDER BY p.lanes > 1 DESC, p.ttft_p90_ms / exact_ttft, p.run_id) AS i
+    FROM pairs p JOIN short n USING (run_id) JOIN v_arms a USING (run_id) JOIN short m ON m.run_id = a.exact_run
+         LEFT JOIN ladder_of o ON o.arm = p.arm LEFT JOIN ladders l USING (ladder_id)
+    WHERE place = 1 AND p.ttft_p90_ms IS NOT NULL AND exact_ttft IS NOT NULL),
 valid AS (
     SELECT COUNT(*) AS runs, SUM(valid) AS valid, SUM(rules LIKE 'agentx%') AS ruled,
            SUM(rules LIKE 'agentx%' AND submission_valid AND gate_ok) AS kept FROM v_validity),
 expected AS (SELECT COUNT(*) AS n, SUM(NOT ok) AS fails FROM expectations),
 steps_up AS (                               -- per ladder, its rungs by what they give in its main figure
-    SELECT f.*, ROW_NUMBER() OVER (PARTITION BY f.ladder_id ORDER BY f.factor DESC, f.rung) AS place,
-           FIRST_VALUE(f.factor_first) OVER (PARTITION BY f.ladder_id ORDER BY f.rung DESC) AS whole
-    FROM v_ladder_figures f JOIN (          -- throughput at the floor, else TTFT of the longest context, else ITL
+    SELECT f.*, r.beyond,
+           ROW_NUMBER() OVER (PARTITION BY f.ladder_id ORDER BY r.beyond, f.factor DESC, f.rung) AS place,
+           FIRST_VALUE(f.factor_first) OVER (PARTITION BY f.ladder_id ORDER BY r.beyond, f.rung DESC) AS whole,
+           FIRST_VALUE(f.factor_first) OVER (PARTITION BY f.ladder_id ORDER BY f.rung DESC) AS whole_beyond,
+           SUM(r.beyond) OVER (PARTITION BY f.ladder_id) AS rungs_beyond
+    FROM v_ladder_figures f JOIN ladder_rungs r USING (ladder_id, rung) JOIN (
+        -- throughput at the floor, else TTFT of the longest context, else ITL
         SELECT ladder_id, metric, context_tokens, ROW_NUMBER() OVER (PARTITION BY ladder_id ORDER BY
                metric = 'tok_s_gpu_at_floor' DESC, metric = 'ttft' DESC, metric = 'itl' DESC,
                context_tokens DESC, metric) AS choice FROM ladder_figures GROUP BY ladder_id, metric, context_tokens) m
@@ -699,12 +717,21 @@ steps_up AS (                               -- per ladder, its rungs by what the
         AND m.context_tokens = f.context_tokens
     WHERE f.factor IS NOT NULL),
 gives AS (
-    SELECT ladder_id, whole, CASE metric WHEN 'tok_s_gpu_at_floor' THEN 'throughput at the speed floor'
+    SELECT ladder_id, whole, CASE metric WHEN 'tok_s_gpu_at_floor' THEN 'tok/s/GPU at the speed floor' ||
+                  CASE n WHEN 0 THEN '' WHEN 1 THEN ' (one seed)' ELSE printf(' (mean of %d seeds)', n) END
            WHEN 'ttft' THEN printf('TTFT at %,d tokens', context_tokens) ELSE metric END AS what,
-           GROUP_CONCAT(printf('%s %.2fx', name, factor), ', ') AS parts
-    FROM (SELECT * FROM steps_up WHERE place <= 3 AND factor > 1 ORDER BY ladder_id, place) GROUP BY ladder_id),
+           GROUP_CONCAT(printf('%s %.2fx', name, factor), ', ') AS parts,
+           CASE rungs_beyond WHEN 0 THEN '' ELSE printf(' With %d %s more than is published: %.2fx.', rungs_beyond,
+                CASE rungs_beyond WHEN 1 THEN 'rung' ELSE 'rungs' END, whole_beyond) END AS more
+    FROM (SELECT * FROM steps_up WHERE place <= 3 AND NOT beyond AND factor > 1 ORDER BY ladder_id, place)
+    GROUP BY ladder_id),
 headline AS (                               -- the claim of throughput at a speed, and the rest of its source
-    SELECT claim_id, source FROM claims WHERE metric = 'throughput_ratio_at_interactivity' ORDER BY claim_id LIMIT 1),
+    SELECT claim_id, source, published AS headline_x FROM claims
+    WHERE metric = 'throughput_ratio_at_interactivity' ORDER BY claim_id LIMIT 1),
+seeds AS (
+    SELECT arm, CASE COUNT(DISTINCT seed) WHEN 1 THEN printf('seed %s alone', MIN(seed))
+                     ELSE printf('%d seeds together', COUNT(DISTINCT seed)) END AS seeds
+    FROM v_arms JOIN runs USING (run_id) GROUP BY arm),
 said(rank, item, question, answer, basis, section) AS (
     SELECT 10, 0, printf('Is the published %gx plausible?', published),
            CASE WHEN ours IS NULL THEN printf('Not tested here: %s', why)
@@ -714,33 +741,38 @@ said(rank, item, question, answer, basis, section) AS (
     FROM v_claims JOIN headline USING (claim_id)
     UNION ALL SELECT 10, ROW_NUMBER() OVER (ORDER BY ABS(LN(MAX(1e-9, ABS(swing)))) DESC, assumption),
            printf('Is the published %gx plausible?', published),
-           printf('%s from %g to %g: from %.2fx to %.2fx.', assumption, setting_lo, setting_hi, ours_lo, ours_hi),
+           printf('%.2fx with %s %g, %.2fx as assumed, %.2fx with %g.', ours_lo, assumption, setting_lo, ours, ours_hi,
+                  setting_hi),
            'sensitivity', 'claims'
     FROM v_claim_sensitivity JOIN headline USING (claim_id)
-    UNION ALL SELECT 20, ladder_id, 'What gives most of it?',
-           printf('%s: %.2fx in %s over the first rung; most from %s.', l.title, whole, what, parts),
+    UNION ALL SELECT 20, ladder_id,
+           CASE WHEN headline_x IS NULL THEN 'What gives most of it?'
+                ELSE printf('What gives most of it, of the published %gx?', headline_x) END,
+           printf('%s: %.2fx in %s over the first rung; most from %s.%s', l.title, whole, what, parts, more),
            l.provenance, 'ladder'
-    FROM gives JOIN ladders l USING (ladder_id)
+    FROM gives JOIN ladders l USING (ladder_id) LEFT JOIN headline
     UNION ALL SELECT 30, i, 'What does bounded replay save?',
-           printf('%s against %s, lanes %d: TTFT p90 %,.1f ms instead of %,.1f (%+.1f %%), total %,.1f tok/s '
-                  || 'instead of %,.1f (%+.1f %%)%s.', label, exact_label, lanes,
-                  ttft_p90_ms, exact_ttft, 100 * (ttft_p90_ms / exact_ttft - 1), total_tok_s, exact_tok,
+           printf('%s%s against %s, lanes %d, requests %d: TTFT p90 %,.1f ms instead of %,.1f (%+.1f %%), %stotal '
+                  || '%,.1f tok/s instead of %,.1f (%+.1f %%)%s.', ladder, name, exact_name, lanes, requests,
+                  ttft_p90_ms, exact_ttft, 100 * (ttft_p90_ms / exact_ttft - 1), itl, total_tok_s, exact_tok,
                   100 * (total_tok_s / exact_tok - 1), COALESCE(windows, '')),
            CASE clock WHEN 'modelled' THEN clock ELSE 'measured' END, 'latency'
     FROM saves WHERE i <= 6
     UNION ALL SELECT 30, 7, 'What does bounded replay save?',
            printf('%d more pairs of runs are in the summary.', COUNT(*)), '', 'overview'
     FROM saves WHERE i > 6 HAVING COUNT(*) > 0
-    UNION ALL SELECT 40, 1000 * ladder_id + rung, 'What does it cost in quality?',
-           printf('%s, "%s": mean KL %.2e nats from exact recomputation, %s.', l.title, name, value, f.note),
-           'measured', 'ladder'
-    FROM v_ladder_figures f JOIN ladders l USING (ladder_id)
-    WHERE metric = 'kl_mean' AND rung = (SELECT MAX(rung) FROM ladder_figures m WHERE m.ladder_id = f.ladder_id
-                                         AND m.metric = 'kl_mean')
-    UNION ALL SELECT 40, 1000000 + run_id, 'What does it cost in quality?',
-           printf('%s: mean KL %.2e nats from exact recomputation, the same most likely token at %.2f %% of %,d '
-                  || 'positions.', label, kl_mean, 100 * top1_rate, quality_positions), 'measured', 'quality'
-    FROM pairs WHERE place = 1 AND quality_positions > 0
+    UNION ALL SELECT 40, MIN(1000 * ladder_id + rung), 'What does it cost in quality?',
+           printf('"%s": mean KL %.2e nats from exact recomputation, %s.', name, value, f.note), 'measured', 'ladder'
+    FROM v_ladder_figures f JOIN ladder_rungs USING (ladder_id, rung, name)
+    WHERE metric = 'kl_mean' AND rung = (SELECT MAX(rung) FROM ladder_figures m JOIN ladder_rungs g USING (ladder_id,
+          rung) WHERE m.ladder_id = f.ladder_id AND m.metric = 'kl_mean' AND NOT g.beyond)
+          AND COALESCE(f.run_id, 0) NOT IN (SELECT run_id FROM pairs WHERE place = 1 AND quality_positions > 0)
+    GROUP BY name, value, f.note            -- once, where ladders share it
+    UNION ALL SELECT 40, 1000000 + p.run_id, 'What does it cost in quality?',
+           printf('%s, model %s (%s): mean KL %.2e nats from exact recomputation, the same most likely token at %.2f '
+                  || '%% of %,d positions.', p.label, model_name, model_origin, kl_mean, 100 * top1_rate,
+                  quality_positions), 'measured', 'quality'
+    FROM pairs p JOIN runs USING (run_id) WHERE place = 1 AND quality_positions > 0
     UNION ALL SELECT 40, 2000000 + 1000 * audit_id + arm_id, 'What does it cost in quality?',
            printf('%s: mean KL %.2e nats (%.2e to %.2e), the same most likely token at %.2f %% of %,d positions of %d '
                   || 'documents: %s.', label, kl_mean, kl_lo, kl_hi, 100 * top1_rate, positions, docs, verdict),
@@ -755,14 +787,16 @@ said(rank, item, question, answer, basis, section) AS (
     FROM v_claims c JOIN headline h ON h.source = c.source AND h.claim_id <> c.claim_id
     UNION ALL SELECT 60, arm, printf('How much throughput is left at %g tok/s/user?', floor_tok_s_user),
            CASE WHEN total_tok_s IS NOT NULL
-                THEN printf('%s: %,d total tok/s, cached input included (%,d on straight lines); TTFT p90 %,d ms.',
-                            arm_label, CAST(ROUND(total_tok_s) AS INTEGER), CAST(ROUND(total_tok_s_linear) AS INTEGER),
-                            CAST(ROUND(ttft_p90_ms) AS INTEGER))
+                THEN printf('%s: %,d tok/s of all GPUs, cached input included (%,d on straight lines), %s; TTFT p90 '
+                            || '%,d ms.', arm_label, CAST(ROUND(total_tok_s) AS INTEGER),
+                            CAST(ROUND(total_tok_s_linear) AS INTEGER),
+                            seeds, CAST(ROUND(ttft_p90_ms) AS INTEGER))
                 WHEN points = 1 THEN printf('%s: one point, at %.1f tok/s/user; the floor is %s.', arm_label, x_max,
                                             CASE WHEN x_max >= floor_tok_s_user THEN 'kept' ELSE 'missed' END)
                 ELSE printf('%s: no value; its front spans %.1f to %.1f tok/s/user and is not extended.', arm_label,
                             x_min, x_max) END, CASE clock WHEN 'modelled' THEN clock ELSE 'measured' END, 'frontier'
-    FROM v_frontier_at
+    FROM v_frontier_at JOIN seeds USING (arm)     -- ladders say it per GPU, over all seeds
+    WHERE NOT EXISTS (SELECT 1 FROM ladder_figures WHERE metric = 'tok_s_gpu_at_floor')
     UNION ALL SELECT 70, 0, 'May these numbers be quoted?',
            printf('%d of %d runs are valid: finished, something completed, errors at most a tenth of it.%s', valid,
                   runs,

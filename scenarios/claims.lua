@@ -262,7 +262,8 @@ local function of_throughput()
   return modelled(of_sessions, function(s)
     local all, day0 = at_150("all", s), at_150("day0", s)
     return all and day0 and all / day0
-  end, "tok/s/GPU at 150 tok/s/user (p90, Steffen), all switches over day 0, speculation in both; on TP4, since DEP2 "
+  end, "tok/s/GPU at 150 tok/s/user (p90, Steffen; mean of " .. #seeds .. " seeds), all switches over day 0, "
+    .. "speculation in both; on TP4, since DEP2 "
     .. "gives less there (ladder.lua). The claim also has other prompt kernels.", #seeds)
 end
 -- Mean TTFT at an equal throughput, read between the two points around it.

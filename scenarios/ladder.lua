@@ -48,7 +48,7 @@ local all = {
   { name = "fused all-reduce", why = "with the mHC kernel behind it in one", set = { allreduce = "fused" } },
   { name = "speculation", why = "five drafts a step, 3.51 tokens on average (AgentX)", both = true, on = "any",
     speculation = true, set = speculation },
-  { name = "whole prompts in graphs", why = "beyond what is published: no prompt waits for launches",
+  { name = "whole prompts in graphs", why = "beyond what is published: no prompt waits for launches", beyond = true,
     set = { graphs = "split" } },
 }
 
@@ -100,7 +100,8 @@ local function ladder_of(title, hardware, base, rungs, climb)
     climb(rung, state)
   end
   for i, rung in ipairs(rungs) do
-    set[i] = { name = rung.name, why = rung.why, switches = rung.set, figures = rung.figures }
+    set[i] = { name = rung.name, why = rung.why, switches = rung.set, figures = rung.figures,
+               beyond = rung.beyond }
   end
   ladder { title = title, provenance = measured and "measured" or "modelled", model = model,
            hardware = hardware, rungs = set,
@@ -187,7 +188,7 @@ local function rungs_for(wanted)
   local out = {}
   for _, r in ipairs(all) do
     local set = merged(r.set, measured and r.engine or {})
-    if wanted(r) then out[#out + 1] = { name = r.name, why = r.why, set = set } end
+    if wanted(r) then out[#out + 1] = { name = r.name, why = r.why, set = set, beyond = r.beyond } end
   end
   return out
 end

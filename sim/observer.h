@@ -182,6 +182,7 @@ typedef struct cedar_rung_row {
     uint32_t rung;                          /* 1, 2, ...: each has the switches of those before */
     const char *name, *why;
     const char *switches;                   /* options that differ from the rung before, JSON object */
+    bool beyond;                            /* more than what is published: no part of what the ladder gives */
 } cedar_rung_row;
 
 typedef struct cedar_figure_row {

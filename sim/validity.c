@@ -41,7 +41,7 @@ static void describe(const cedar_validity_in *in, cedar_invalid reason, char *to
         else snprintf(to, room, "the last TTFT or ITL sample is at %.3f s, before 98%% of the %.3f s phase",
                       (double)in->last_sample_ns / 1e9, (double)in->phase_ns / 1e9);
         break;
-    case CEDAR_INVALID_SCENARIO: snprintf(to, room, "the scenario's rules cannot be found again"); break;
+    case CEDAR_INVALID_SCENARIO: snprintf(to, room, "no AgentX rules were asked for"); break;
     case CEDAR_INVALID_EMPTY: snprintf(to, room, "no request completed"); break;
     case CEDAR_INVALID_ERRORS:
         snprintf(to, room, "%llu errors are more than 10%% of %llu completed requests", errors, completed);

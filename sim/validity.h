@@ -18,7 +18,7 @@ typedef struct cedar_validity_in {
     int64_t last_sample_ns;     /* from the phase's start to its last TTFT or ITL sample; -1: there is none */
     bool locks_overridden;      /* a rule of the scenario was switched off */
     bool cancelled;             /* the run was ended early */
-    bool scenario_unknown;      /* the rules cannot be found again from what was stored */
+    bool scenario_unknown;      /* no AgentX rules were asked for */
 } cedar_validity_in;
 
 typedef enum cedar_invalid {    /* bits */

@@ -118,7 +118,8 @@ static void fake_ladder(const void *row, cedar_finding kind, char *to, size_t by
         snprintf(to, bytes, "ladder %lld|%s|%s|%s|%s|%s", (long long)l->ladder_id, l->title, l->provenance, l->hardware,
                  l->model, l->note);
     else if (kind == CEDAR_FINDING_RUNG)
-        snprintf(to, bytes, "rung %lld.%u|%s|%s|%s", (long long)r->ladder_id, r->rung, r->name, r->why, r->switches);
+        snprintf(to, bytes, "rung %lld.%u|%s|%s|%s|%s", (long long)r->ladder_id, r->rung, r->name, r->why, r->switches,
+                 r->beyond ? "beyond" : "published");
     else
         snprintf(to, bytes, "figure %lld.%u|%s|%u|%g|%g|%g|%llu|%s|%lld|%s", (long long)f->ladder_id, f->rung,
                  f->metric, f->context_tokens, f->value, f->lo, f->hi, (unsigned long long)f->n, f->unit,
@@ -689,15 +690,15 @@ START_TEST(ladders) {
                 "  rungs = { { name = 'first', switches = { zeta = 1.5, alpha = true, beta = 'a \"b\"\\\\\\n' },\n"
                 "    figures = { { metric = 'ttft', context = 1024, value = v, unit = 'ms', n = 3, run = r },\n"
                 "      { metric = 'itl', value = 7, lo = 6.5, hi = 8, unit = 'ms', run = 2, note = 'why' } } },\n"
-                "    { name = 'second', why = 'because' } } } end\n"
+                "    { name = 'second', why = 'because', beyond = true } } } end\n"
                 "print(ladder(one(5)), ladder(one(6)))", "1\t2\n");
     ck_assert_int_eq(host.finding_count, 10);
     ck_assert_str_eq(host.findings[0], "ladder 1|t|modelled|h|m|");
     ck_assert_str_eq(host.findings[1],
-                     "rung 1.1|first||{\"alpha\":true,\"beta\":\"a \\\"b\\\"\\\\\\u000a\",\"zeta\":1.5}");
+                     "rung 1.1|first||{\"alpha\":true,\"beta\":\"a \\\"b\\\"\\\\\\u000a\",\"zeta\":1.5}|published");
     ck_assert_str_eq(host.findings[2], "figure 1.1|ttft|1024|5|nan|nan|3|ms|1|");
     ck_assert_str_eq(host.findings[3], "figure 1.1|itl|0|7|6.5|8|0|ms|2|why");
-    ck_assert_str_eq(host.findings[4], "rung 1.2|second|because|{}");
+    ck_assert_str_eq(host.findings[4], "rung 1.2|second|because|{}|beyond");
     ck_assert_str_eq(host.findings[5], "ladder 2|t|modelled|h|m|");
     ck_assert_str_eq(host.findings[7], "figure 2.1|ttft|1024|6|nan|nan|3|ms|1|");
 }

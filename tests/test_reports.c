@@ -553,7 +553,7 @@ START_TEST(test_store_close) {
     WANT(db, "pragma_foreign_key_check", { "COUNT(*)", 0 });
     WANT(db, "manifest", { "finished", 1 });
     WANT(db, "pragma_application_id", { "application_id", 0x43454452 });
-    WANT(db, "pragma_user_version", { "user_version", 4 });
+    WANT(db, "pragma_user_version", { "user_version", 5 });
     sqlite3_close(db);
 }
 END_TEST
@@ -830,8 +830,8 @@ START_TEST(test_foreign_files) {
     sqlite3 *db = open_plain();
     ck_assert_int_eq(sqlite3_exec(db, "PRAGMA user_version = 0", NULL, NULL, NULL), SQLITE_OK);
     ck_assert_int_eq(cedar_report_text(db_path, f, 80, false, &err), CEDAR_E_FORMAT);
-    ck_assert_ptr_nonnull(strstr(err.msg, "schema 0, this cedar reads schema 4"));
-    ck_assert_int_eq(sqlite3_exec(db, "PRAGMA user_version = 4", NULL, NULL, NULL), SQLITE_OK);
+    ck_assert_ptr_nonnull(strstr(err.msg, "schema 0, this cedar reads schema 5"));
+    ck_assert_int_eq(sqlite3_exec(db, "PRAGMA user_version = 5", NULL, NULL, NULL), SQLITE_OK);
     sqlite3_close(db);
     /* Truncated, and with a page overwritten. */
     ck_assert_int_eq(truncate(db_path, 8192), 0);
@@ -850,6 +850,9 @@ static cedar_status csv_to(const char *view, FILE *to) { return cedar_report_csv
 static cedar_status text_to(const char *width, FILE *to) {
     return cedar_report_text(db_path, to, atoi(width), false, &err);
 }
+static cedar_status brief_to(const char *width, FILE *to) {
+    return cedar_report_brief(db_path, to, atoi(width), false, &err);
+}
 static cedar_status color_to(const char *width, FILE *to) {
     return cedar_report_text(db_path, to, atoi(width), true, &err);
 }
@@ -866,20 +869,23 @@ static char *output(report_fn fn, const char *arg) {
     return text;
 }
 
-/* Two rungs and a third without figures, worked out by hand: TTFT at 1k 160 -> 100 -> none, throughput 10 -> 25. */
+/* Two rungs and a third beyond what is published, worked out by hand: TTFT at 1k 160 -> 100 -> none, throughput 10 ->
+ * 25 -> 40. */
 static void write_ladder(const cedar_observer *o) {
     const cedar_ladder_row ladder = { 1, "one by one", "modelled", "h", "flash", "" };
     OK(o->finding(o->self, CEDAR_FINDING_LADDER, &ladder, &err));
     const char *const names[] = { "day-0", "graphs", "more" };
     for (uint32_t i = 1; i <= 3; i++) {
-        const cedar_rung_row rung = { 1, i, names[i - 1], "because", i == 2 ? "{\"graphs\":\"split\"}" : "{}" };
+        const cedar_rung_row rung = { 1, i, names[i - 1], "because", i == 2 ? "{\"graphs\":\"split\"}" : "{}",
+                                      i == 3 };
         OK(o->finding(o->self, CEDAR_FINDING_RUNG, &rung, &err));
     }
     const cedar_figure_row figures[] = {
         { 1, 1, "ttft", "ms", "", 1024, 160, (double)NAN, (double)NAN, 3, 0 },
         { 1, 2, "ttft", "ms", "", 1024, 100, 90, 110, 3, 1 },
         { 1, 1, "tok_s_gpu_at_floor", "tok/s/GPU", "", 0, 10, (double)NAN, (double)NAN, 0, 0 },
-        { 1, 2, "tok_s_gpu_at_floor", "tok/s/GPU", "", 0, 25, (double)NAN, (double)NAN, 0, 0 },
+        { 1, 2, "tok_s_gpu_at_floor", "tok/s/GPU", "", 0, 25, (double)NAN, (double)NAN, 3, 0 },
+        { 1, 3, "tok_s_gpu_at_floor", "tok/s/GPU", "", 0, 40, (double)NAN, (double)NAN, 3, 0 },
         { 1, 1, "kl_mean", "nats", "", 0, 0.5, (double)NAN, (double)NAN, 0, 0 },
         { 1, 2, "kl_mean", "nats", "", 0, 0.25, (double)NAN, (double)NAN, 0, 0 },
     };
@@ -917,7 +923,7 @@ START_TEST(test_findings) {
     WANT(db, "pragma_foreign_key_check", { "COUNT(*)", 0 });
     WANT(db, "ladder_figures WHERE rung = 2 AND metric = 'ttft'", { "value", 100 }, { "lo", 90 }, { "hi", 110 },
          { "n", 3 }, { "run_id", 1 });
-    WANT(db, "ladder_figures WHERE lo IS NULL AND hi IS NULL AND run_id IS NULL", { "COUNT(*)", 5 });
+    WANT(db, "ladder_figures WHERE lo IS NULL AND hi IS NULL AND run_id IS NULL", { "COUNT(*)", 6 });
     WANT(db, "v_ladder", { "COUNT(*)", 3 });
     WANT(db, "v_ladder WHERE rung = 2", { "ttft_1k_ms", 100 }, { "ttft_1k_factor", 1.6 }, { "tok_s_gpu_factor", 2.5 },
          { "tok_s_gpu_factor_first", 2.5 }, { "kl_mean", 0.25 });
@@ -934,6 +940,9 @@ START_TEST(test_findings) {
     WANT(db, "v_claim_sensitivity", { "claim_id", 1 }, { "setting_lo", 500 }, { "ours_lo", 8 }, { "swing", 0.5 });
     check_text(db, "SELECT provenance FROM v_claims_summary LIMIT 1 OFFSET 2", "none");
     check_text(db, "SELECT switches FROM v_ladder WHERE rung = 2", "{\"graphs\":\"split\"}");
+    check_text(db, "SELECT answer FROM v_answers WHERE rank = 20", "one by one: 2.50x in tok/s/GPU at the speed floor "
+               "(mean of 3 seeds) over the first rung; most from graphs 2.50x. With 1 rung more than is published: "
+               "4.00x.");
     sqlite3_close(db);
 }
 END_TEST
@@ -960,6 +969,42 @@ START_TEST(test_findings_refused) {
 }
 END_TEST
 
+/* Behind a run: the summary while there are few runs, expectations that fail, one line for all sessions cut. */
+START_TEST(test_brief) {
+    for (int64_t runs = 30; runs <= 31; runs++) {
+        const cedar_observer *o;
+        cedar_store *s = open_store(&o);
+        for (int64_t id = 1; id <= runs; id++) {
+            cedar_run_row run = run_row(id, "a", "exact");
+            cedar_run_end_row end = run_end_row(id);
+            end.sessions_unfinished = 2, end.requests_unfinished = id == 1;
+            OK(o->run_begin(o->self, &run, &err));
+            OK(o->run_end(o->self, &end, &err));
+        }
+        const cedar_expect_row e[] = { { "this is so", "", true }, { "that is so", "it is not", false } };
+        for (int i = 0; i < 2; i++) OK(o->expect(o->self, &e[i], &err));
+        OK(cedar_store_close(s, true, &err));
+        char *text = output(brief_to, "300"), line[80];
+        ck_assert_int_eq(strstr(text, "\nSummary\n") != NULL, runs == 30);
+        ck_assert_ptr_nonnull(strstr(text, "1 of 2 expectations of the scenario FAIL."));
+        ck_assert_ptr_nonnull(strstr(text, "\nexpectation fails: that is so it is not\n"));
+        ck_assert_ptr_null(strstr(text, "this is so"));
+        ck_assert_ptr_nonnull(strstr(text, "\nrun 1 a: unfinished at the end: 1 requests, 2 sessions\n"));
+        ck_assert_ptr_null(strstr(text, "run 2 a: unfinished"));
+        snprintf(line, sizeof line, "\nunfinished at the end: 0 requests, %d sessions (runs: %d)\n",
+                 (int)(2 * (runs - 1)), (int)(runs - 1));
+        ck_assert_ptr_nonnull(strstr(text, line));
+        ck_assert_ptr_nonnull(strstr(text, "everything: cedar report "));
+        free(text);
+        text = output(text_to, "300");
+        ck_assert_ptr_nonnull(strstr(text, "\n1 hold, 1 fail\n"));
+        ck_assert_ptr_null(strstr(text, "this is so"));
+        free(text);
+        unlink(db_path);
+    }
+}
+END_TEST
+
 /* What is called measured may not rest on modelled time, nor the other way round. */
 START_TEST(test_findings_of_another_clock) {
     const cedar_observer *o;
@@ -981,7 +1026,7 @@ START_TEST(test_findings_of_another_clock) {
     OK(o->finding(o->self, CEDAR_FINDING_CLAIM, &claim, &err));
     for (int64_t id = 1; id <= 2; id++) {       /* ladder 1 is modelled, 2 measured; so are the runs */
         const cedar_ladder_row ladder = { id, "t", id == 1 ? "modelled" : "measured", "h", "m", "" };
-        const cedar_rung_row rung = { id, 1, "n", "", "{}" };
+        const cedar_rung_row rung = { id, 1, "n", "", "{}", false };
         OK(o->finding(o->self, CEDAR_FINDING_LADDER, &ladder, &err));
         OK(o->finding(o->self, CEDAR_FINDING_RUNG, &rung, &err));
         const cedar_figure_row own = { id, 1, "itl", "ms", "", 0, 1, (double)NAN, (double)NAN, 0, id },
@@ -1026,8 +1071,10 @@ START_TEST(test_csv) {
     ck_assert_int_eq(cedar_report_csv(db_path, "v_sumary; DROP TABLE runs", stdout, &err), CEDAR_E_ARG);
     ck_assert_ptr_nonnull(strstr(err.msg, "v_summary, v_population"));
     ck_assert_ptr_nonnull(strstr(err.msg, "v_answers"));
+    ck_assert_ptr_nonnull(strstr(err.msg, "tables go without v_"));
     ck_assert_int_eq(cedar_report_csv(db_path, "request", stdout, &err), CEDAR_E_ARG);
     ck_assert_ptr_nonnull(strstr(err.msg, "manifest, runs"));
+    ck_assert_ptr_nonnull(strstr(err.msg, "names with v_, audit or claim list theirs"));
     ck_assert_ptr_nonnull(strstr(err.msg, "expectations"));
     ck_assert_ptr_nonnull(strstr(err.msg, "endpoint_metrics"));
     ck_assert_int_eq(cedar_report_csv(db_path, "v_audits", stdout, &err), CEDAR_E_ARG);
@@ -1110,7 +1157,7 @@ static void write_hostile_findings(const cedar_observer *o) {
     const cedar_ladder_row ladder = { 1, hostile, "modelled", hostile, hostile, hostile };
     OK(o->finding(o->self, CEDAR_FINDING_LADDER, &ladder, &err));
     for (uint32_t i = 1; i <= 2; i++) {
-        const cedar_rung_row rung = { 1, i, hostile, hostile, hostile };
+        const cedar_rung_row rung = { 1, i, hostile, hostile, hostile, false };
         const cedar_figure_row figure = { 1, i, "itl", hostile, hostile, 0, i, 0, INFINITY, 3, 0 };
         OK(o->finding(o->self, CEDAR_FINDING_RUNG, &rung, &err));
         OK(o->finding(o->self, CEDAR_FINDING_FIGURE, &figure, &err));
@@ -1565,6 +1612,9 @@ START_TEST(test_http) {
          { "prompt_asked", 24 }, { "prompt_counted", 30 }, { "prompt_ratio", 1.25 }, { "tokens_per_event", 2.5 });
     WANT(db, "v_http_errors", { "run_id", 1 }, { "requests", 1 }, { "status_max", 429 }, { "retry_after_s", 7 });
     check_text(db, "SELECT error_class FROM v_http_errors", "http_429");
+    char *text = output(text_to, "300");
+    ck_assert_ptr_nonnull(strstr(text, ": 1 requests failed at endpoint 1, class http_429: "));
+    free(text);
     WANT(db, "endpoint_metrics WHERE run_id = 2", { "value", 12.5 }, { "endpoint", 1 });
     WANT(db, "v_request_times WHERE run_id = 2 AND turn = 1 AND lane = 1", { "end_ns", 5e9 });
     sqlite3_close(db);
@@ -1605,6 +1655,7 @@ static Suite *reports_suite(void) {
     tcase_add_test(out, test_findings);
     tcase_add_test(out, test_findings_refused);
     tcase_add_test(out, test_findings_of_another_clock);
+    tcase_add_test(out, test_brief);
     tcase_add_test(out, test_csv);
     tcase_add_test(out, test_views_listed);
     tcase_add_test(out, test_text);

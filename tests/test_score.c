@@ -452,7 +452,7 @@ START_TEST(validity_reasons) {
     expect_invalid(&in, CEDAR_INVALID_COVERAGE, "there is no TTFT or ITL sample");
     in = sound();
     in.scenario_unknown = true;
-    expect_invalid(&in, CEDAR_INVALID_SCENARIO, "the scenario's rules cannot be found again");
+    expect_invalid(&in, CEDAR_INVALID_SCENARIO, "no AgentX rules were asked for");
     in = sound();
     in.errors = 101;
     expect_invalid(&in, CEDAR_INVALID_ERRORS, "101 errors are more than 10% of 1000 completed requests");

@@ -242,7 +242,8 @@ CHARTS = {
     "c-factors-": lambda db, chart, sets: want.first_difference(
         list(sets.values()), want.ladder_charts(db, int(chart["id"][10:]))[1]),
     "c-claims": claim_ratios,
-    "c-sensitivity": in_bars("""SELECT assumption, ours_lo, ours_hi FROM claim_sensitivity JOIN claims USING (claim_id)
+    "c-sensitivity": in_bars("""SELECT assumption, MIN(ours_lo, ours_hi, ours), MAX(ours_lo, ours_hi, ours)
+        FROM claim_sensitivity JOIN claims USING (claim_id)
         WHERE published = 5.3 ORDER BY ABS(ours_hi - ours_lo) DESC""", pairs=True),
     "c-points-": claim_points,
     "c-profile": by_arm('"offset"', "v_audit_profile"),
