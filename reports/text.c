@@ -383,6 +383,7 @@ cedar_status cedar_report_text(const char *path, FILE *to, int width, bool color
     if (st) return st;
     st = put_answers(&r, err);
     if (!st) st = put_table(&r, "summary", true, true, err);
+    if (!st) st = put_table(&r, "paired", false, true, err);
     if (!st) st = put_table(&r, "claims_summary", false, true, err);
     if (!st) st = put_table(&r, "claims_tested", false, true, err);
     if (!st) st = put_table(&r, "sensitivity", true, true, err);

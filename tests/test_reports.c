@@ -882,6 +882,51 @@ static void write_claims(const cedar_observer *o) {
     OK(o->finding(o->self, CEDAR_FINDING_SENSITIVITY, &swing, &err));
 }
 
+static void write_paired(const cedar_observer *o) {
+    cedar_paired_row row = { .paired_id = 1, .a_run = 1, .b_run = 1, .a_runs = "1", .b_runs = "1", .metric = "itl_ms",
+                             .pairs = 5, .sessions = 2, .left_out = 3, .mean_a = 10, .mean_b = 12, .diff = 2,
+                             .diff_lo = 1, .diff_hi = 3, .ratio = 1.2, .ratio_lo = 1.1, .ratio_hi = 1.3,
+                             .resamples = 100, .seed = UINT64_MAX };
+    OK(o->finding(o->self, CEDAR_FINDING_PAIRED, &row, &err));
+    row.paired_id = 2;
+    row.ratio_lo = row.ratio_hi = (double)NAN;
+    OK(o->finding(o->self, CEDAR_FINDING_PAIRED, &row, &err));
+    row.paired_id = 3;
+    row.a_run = 9;
+    ck_assert_int_eq(o->finding(o->self, CEDAR_FINDING_PAIRED, &row, &err), CEDAR_E_DB);
+}
+
+/* Kept, shown, and an empty table in databases of before there was one. */
+START_TEST(test_paired_is_kept) {
+    const cedar_observer *o;
+    cedar_store *s = open_store(&o);
+    cedar_run_row run = run_row(1, "a", "exact");
+    OK(o->run_begin(o->self, &run, &err));
+    write_paired(o);
+    cedar_run_end_row end = run_end_row(1);
+    OK(o->run_end(o->self, &end, &err));
+    OK(cedar_store_close(s, true, &err));
+    sqlite3 *db = open_plain();
+    WANT(db, "v_paired WHERE paired_id = 1 AND verdict = 'more' AND a_label = 'a'", { "pairs", 5 }, { "left_out", 3 },
+         { "ratio_lo", 1.1 }, { "mean_b", 12 });
+    WANT(db, "v_paired WHERE paired_id = 2 AND verdict = 'no interval' AND ratio_lo IS NULL", { "ratio", 1.2 });
+    check_text(db, "SELECT seed FROM paired WHERE paired_id = 1", "18446744073709551615");
+    sqlite3_close(db);
+    char *text = output(text_to, "160");
+    ck_assert_ptr_nonnull(strstr(text, "a, run 1 against run 1: ITL 12.0 ms instead of 10.0, ratio 1.200"));
+    ck_assert_ptr_nonnull(strstr(text, "Paired comparisons"));
+    free(text);
+    ck_assert_int_eq(sqlite3_open(db_path, &db), SQLITE_OK);
+    ck_assert_int_eq(sqlite3_exec(db, "DROP VIEW v_answers; DROP VIEW v_paired; DROP TABLE paired", NULL, NULL, NULL),
+                     SQLITE_OK);
+    sqlite3_close(db);
+    text = output(text_to, "160");
+    ck_assert_ptr_null(strstr(text, "against run 1"));
+    ck_assert_ptr_nonnull(strstr(text, "Summary"));
+    free(text);
+}
+END_TEST
+
 START_TEST(test_findings) {
     const cedar_observer *o;
     cedar_store *s = open_store(&o);
@@ -1006,7 +1051,7 @@ START_TEST(test_views_listed) {
         ck_assert_msg(strstr(doc, name) != NULL, "%s is not in docs/METRICS.md", name);
         found++;
     }
-    ck_assert_uint_eq(found + 25, count);   /* and the tables: nine of runs, eleven of audits, five of findings */
+    ck_assert_uint_eq(found + 26, count);   /* and the tables: nine of runs, eleven of audits, six of findings */
     free(doc);
     sqlite3_finalize(q);
     sqlite3_close(db);
@@ -1426,8 +1471,8 @@ static void write_pairs(void) {
             OK(o->http(o->self, &h, &err));
         }
         for (int i = 1; i < 3; i++) {
-            cedar_session_row session = { .run_id = run + 1, .session_id = i, .lane = run ? 2 - i : i - 1, .trace_id = "t",
-                                          .outcome = "finished" };
+            cedar_session_row session = { .run_id = run + 1, .session_id = i, .lane = run ? 2 - i : i - 1,
+                                          .trace_id = "t", .outcome = "finished" };
             OK(o->session(o->self, &session, &err));
         }
         cedar_metric_row m = { run + 1, 1, "after", "hits_total", "a=\"b\"", 12.5 };
@@ -1517,6 +1562,7 @@ static Suite *reports_suite(void) {
     tcase_add_test(store, test_stored);
     tcase_add_test(store, test_foreign_files);
     tcase_add_test(store, test_faults);
+    tcase_add_test(out, test_paired_is_kept);
     tcase_add_test(out, test_findings);
     tcase_add_test(out, test_findings_refused);
     tcase_add_test(out, test_csv);
