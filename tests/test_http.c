@@ -741,7 +741,7 @@ START_TEST(agentx_rules_in_real_time) {
     cedar_run_result r;
     server_start(&v);
     int64_t begin = cedar_now_ns();
-    play_at(&v, trace, "rules=agentx unsafe_override=true lanes=2 warmup_requests=2 duration_s=1 time_scale=0.1 "
+    play_at(&v, trace, "rules=agentx unsafe_override=true lanes=2 warmup_requests=2 duration_s=2 time_scale=0.1 "
             "primers=burst", &x, &r);
     int64_t took = cedar_now_ns() - begin;
     uint64_t primers = 0, warmups = 0;
@@ -757,9 +757,10 @@ START_TEST(agentx_rules_in_real_time) {
     }
     ck_assert_uint_eq(primers, 2);
     ck_assert_uint_eq(warmups, 4);
-    ck_assert_int_lt(last - first, 1000000000);
-    ck_assert_int_gt(last - first, 700000000);      /* a delay of 0.1 s, again and again until the end */
-    ck_assert_int_gt(took, 900000000);
+    ck_assert_int_lt(last - first, 2000000000);
+    /* a delay of 0.1 s, again and again until the end; a busy machine may hold up the last for a while */
+    ck_assert_int_gt(last - first, 1000000000);
+    ck_assert_int_gt(took, 1900000000);
     ck_assert_uint_ge(x.sessions, 3);
     drop_traces(trace);
     rows_free(&x);
