@@ -109,7 +109,7 @@ static int list_item(lua_State *L, const char *verb, int list, const char *name,
     return lua_gettop(L);
 }
 
-static void emit(lua_State *L, const char *verb, cedar_finding kind, const void *row) {
+void findings_emit(lua_State *L, const char *verb, cedar_finding kind, const void *row) {
     const script *s = script_of(L);
     cedar_err err = { 0 };
     cedar_status st = s->host->finding ? s->host->finding(s->host->self, kind, row, &err) : CEDAR_OK;
@@ -201,7 +201,7 @@ static void put_figure(lua_State *L, int t, const cedar_rung_row *rung) {
     if (context > UINT32_MAX) script_fail(L, "ladder: context is above 2^32-1 tokens");
     row.context_tokens = (uint32_t)context;
     interval_fields(L, "ladder", t, row.value, &row.lo, &row.hi);
-    emit(L, "ladder", CEDAR_FINDING_FIGURE, &row);
+    findings_emit(L, "ladder", CEDAR_FINDING_FIGURE, &row);
 }
 
 static void put_rung(lua_State *L, int t, int64_t ladder_id, lua_Integer number) {
@@ -213,7 +213,7 @@ static void put_rung(lua_State *L, int t, int64_t ladder_id, lua_Integer number)
                            .why = text_field(L, "ladder", t, "why", ""),
                            .switches = push_switches(L, t),
                            .beyond = flag_field(L, "ladder", t, "beyond") };
-    emit(L, "ladder", CEDAR_FINDING_RUNG, &row);
+    findings_emit(L, "ladder", CEDAR_FINDING_RUNG, &row);
     int list = table_field(L, "ladder", t, "figures");
     if (!list) return;
     for (lua_Integer i = 1; i <= (lua_Integer)lua_rawlen(L, list); i++) {
@@ -241,7 +241,7 @@ int verb_ladder(lua_State *L) {
         script_fail(L, "ladder: provenance = \"%.32s\": must be measured or modelled, never both", row.provenance);
     int list = table_field(L, "ladder", 1, "rungs");
     if (!list || lua_rawlen(L, list) == 0) script_fail(L, "ladder: rungs is missing or empty");
-    emit(L, "ladder", CEDAR_FINDING_LADDER, &row);
+    findings_emit(L, "ladder", CEDAR_FINDING_LADDER, &row);
     s->ladders++;
     for (lua_Integer i = 1; i <= (lua_Integer)lua_rawlen(L, list); i++) {
         put_rung(L, list_item(L, "ladder", list, "rungs", i), row.ladder_id, i);
@@ -320,7 +320,7 @@ static void put_sensitivity(lua_State *L, int t, int64_t claim_id) {
                                         .setting_hi = number_field(L, "claim", t, "setting_hi"),
                                         .ours_lo = number_field(L, "claim", t, "ours_lo"),
                                         .ours_hi = number_field(L, "claim", t, "ours_hi") };
-    emit(L, "claim", CEDAR_FINDING_SENSITIVITY, &row);
+    findings_emit(L, "claim", CEDAR_FINDING_SENSITIVITY, &row);
 }
 
 /* claim{ published, ours, lo, hi, n, provenance, rule, share, why, run, sensitivity }, or, for a figure that is not
@@ -342,7 +342,7 @@ int verb_claim(lua_State *L) {
                     (long long)row.claim_id);
     int list = table_field(L, "claim", 1, "sensitivity");
     if (list && isnan(row.ours)) script_fail(L, "claim: sensitivity needs a figure of ours");
-    emit(L, "claim", CEDAR_FINDING_CLAIM, &row);
+    findings_emit(L, "claim", CEDAR_FINDING_CLAIM, &row);
     for (lua_Integer i = 1; list && i <= (lua_Integer)lua_rawlen(L, list); i++) {
         put_sensitivity(L, list_item(L, "claim", list, "sensitivity", i), row.claim_id);
         lua_settop(L, list);

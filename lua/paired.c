@@ -1,4 +1,8 @@
 /* paired(a, b, {...}): two runs compared request by request. The program looks the requests up and resamples. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
 #include "lua/script_int.h"
 
 enum { RUNS_MAX = 64 };
@@ -9,6 +13,7 @@ static int64_t run_id_of(lua_State *L, int index) {
         script_fail(L, "paired needs two results of run or sweep, or two lists of results");
     int64_t id = (int64_t)lua_tointeger(L, -1);
     lua_pop(L, 1);
+    if (id < 1) script_fail(L, "paired: a run with keep = false leaves no requests to compare");
     return id;
 }
 
@@ -54,6 +59,30 @@ static void push_result(lua_State *L, const cedar_paired *p) {
     values_make_strict(L, "a paired comparison");
 }
 
+static const char *push_ids(lua_State *L, const int64_t *ids, size_t n) {
+    luaL_Buffer b;
+    char text[24];
+    luaL_buffinit(L, &b);
+    for (size_t i = 0; i < n; i++) {
+        snprintf(text, sizeof text, "%s%" PRId64, i ? "," : "", ids[i]);
+        luaL_addstring(&b, text);
+    }
+    luaL_pushresult(&b);
+    return lua_tostring(L, -1);
+}
+
+static void keep(lua_State *L, const cedar_paired_opts *o, const cedar_paired *p) {
+    const cedar_paired_row row = { .paired_id = ++script_of(L)->comparisons, .a_run = o->a[0], .b_run = o->b[0],
+                                   .a_runs = push_ids(L, o->a, o->count), .b_runs = push_ids(L, o->b, o->count),
+                                   .metric = o->metric, .pairs = p->pairs, .sessions = p->sessions,
+                                   .left_out = p->left_out, .mean_a = p->mean_a, .mean_b = p->mean_b, .diff = p->diff,
+                                   .diff_lo = p->diff_lo, .diff_hi = p->diff_hi, .ratio = p->ratio,
+                                   .ratio_lo = p->ratio_lo, .ratio_hi = p->ratio_hi, .resamples = o->resamples,
+                                   .seed = o->seed };
+    findings_emit(L, "paired", CEDAR_FINDING_PAIRED, &row);
+    lua_pop(L, 2);
+}
+
 int verb_paired(lua_State *L) {
     static const char *const known[] = { "metric", "resamples", "seed" };
     script *s = script_of(L);
@@ -80,6 +109,7 @@ int verb_paired(lua_State *L) {
         err.code = st;
         script_fail_status(L, "paired", &err);
     }
+    keep(L, &o, &out);
     push_result(L, &out);
     return 1;
 }

@@ -46,7 +46,7 @@ typedef struct cedar_script_host {
     cedar_status (*published)(void *self, const char *path, cedar_published_list **out, cedar_err *err);
     /* Figures of a model's shape. NULL: there are none. */
     cedar_status (*shape)(void *self, const char *model, cedar_shape *out, cedar_err *err);
-    /* Records what ladder{...} or claim{...} says; NULL throws it away. */
+    /* Records what ladder{...}, claim{...} or paired(...) says; NULL throws it away. */
     cedar_status (*finding)(void *self, cedar_finding kind, const void *row, cedar_err *err);
     /* One print(...) or note(...) of the scenario, without newline at the end; NULL throws the text away. */
     void (*print)(void *self, const char *text);

@@ -27,7 +27,7 @@ typedef struct script {
     cedar_err raised;                   /* the last error of a callback, as raised */
     uint64_t expect_count, expect_failed;
     char expect_first[256];             /* the first expectation that failed */
-    int64_t ladders;                    /* so many so far */
+    int64_t ladders, comparisons;       /* so many so far */
 } script;
 
 script *script_of(lua_State *L);        /* no error */
@@ -80,6 +80,10 @@ int verb_audit(lua_State *L);
 int verb_published(lua_State *L);
 int verb_shape(lua_State *L);
 int verb_ladder(lua_State *L);
+
+/* Gives a row of findings.c or paired.c to the host. */
+void findings_emit(lua_State *L, const char *verb, cedar_finding kind, const void *row);
+
 int verb_claim(lua_State *L);
 /* paired.c: paired(a, b, {...}). */
 int verb_paired(lua_State *L);

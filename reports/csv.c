@@ -15,12 +15,12 @@ static const char *const view_names[] = {
     "v_audit", "v_audit_excess", "v_audit_offset", "v_audit_profile", "v_audit_turn", "v_audit_depth", "v_audit_suffix",
     "v_audit_length", "v_audit_globals", "v_audit_map", "v_audit_layers", "v_audit_greedy", "v_audit_drafts",
     "v_audit_needles", "v_audit_cost",
-    "v_ladder", "v_ladder_figures", "v_claims", "v_claims_summary", "v_claim_sensitivity", "v_claim_points",
+    "v_ladder", "v_ladder_figures", "v_claims", "v_claims_summary", "v_claim_sensitivity", "v_claim_points", "v_paired",
     "manifest", "runs", "sessions", "requests", "steps", "quality", "expectations", "http_requests",
     "endpoint_metrics",
     "audits", "audit_arms", "audit_fronts", "audit_turns", "audit_positions", "audit_layers", "audit_globals",
     "audit_greedy", "audit_drafts", "audit_needles", "audit_stats",
-    "ladders", "ladder_rungs", "ladder_figures", "claims", "claim_sensitivity"
+    "ladders", "ladder_rungs", "ladder_figures", "claims", "claim_sensitivity", "paired"
 };
 
 const char *const *cedar_report_views(size_t *count) {

@@ -170,12 +170,30 @@ static char *temporary_views(void) {
     return out;
 }
 
+/* Databases of before table paired: the views read an empty one. */
+static cedar_status add_missing_table(sqlite3 *db, const char *path, cedar_err *err) {
+    static const char head[] = "CREATE TABLE paired (", end[] = ") STRICT;";
+    int64_t there = 0;
+    cedar_status st = pragma_int(db, path, "SELECT COUNT(*) FROM sqlite_schema WHERE name = 'paired'", &there, err);
+    if (st || there) return st;
+    char *schema = reports_embedded(_binary_schema_sql_start, _binary_schema_sql_end);
+    char *from = schema ? strstr(schema, head) : NULL, *to = from ? strstr(from, end) : NULL;
+    char *sql = to ? sqlite3_mprintf("CREATE TEMP TABLE paired (%.*s", (int)(to + sizeof end - 1 - from) -
+                                     (int)(sizeof head - 1), from + sizeof head - 1) : NULL;
+    st = sql ? reports_run_sql(db, path, sql, "adding a table that it is too old for", err)
+             : cedar_fail(err, CEDAR_E_OOM, "%s: out of memory for its tables", path);
+    sqlite3_free(sql);
+    cedar_free(schema);
+    return st;
+}
+
 cedar_status reports_open_evaluated(const char *path, sqlite3 **out, cedar_err *err) {
     cedar_status st = reports_open(path, out, err);
     if (st) return st;
     char *sql = temporary_views();
     if (!sql) st = cedar_fail(err, CEDAR_E_OOM, "%s: out of memory for its views", path);
     if (!st) st = reports_run_sql(*out, path, "PRAGMA temp_store = MEMORY", "setting it up", err);
+    if (!st) st = add_missing_table(*out, path, err);
     if (!st) st = reports_run_sql(*out, path, sql, "evaluating its views", err);
     cedar_free(sql);
     if (st) {

@@ -31,6 +31,9 @@ static const struct {
 };
 enum { MEASURES = sizeof measures / sizeof *measures, CARD_FIXED = 7 };
 
+/* The run that others are compared with: side a of the scenario's first paired comparison, else an exact run. */
+#define BASE_FIRST "run_id <> COALESCE((SELECT a_run FROM paired WHERE paired_id = 1), run_id), replay <> 'exact'"
+
 /* Change against the base run: "-43.1 %", coloured by whether it is for the better. */
 static void put_change(const page *p, double ratio, int better) {
     double change = 100 * (ratio - 1);
@@ -76,7 +79,7 @@ static cedar_status put_cards(const page *p, cedar_err *err) {
     char sql[2048];
     size_t at = (size_t)snprintf(sql, sizeof sql,
         "WITH s AS MATERIALIZED (SELECT * FROM v_summary), "
-        "b AS (SELECT * FROM s ORDER BY replay <> 'exact', run_id LIMIT 1) "
+        "b AS (SELECT * FROM s ORDER BY " BASE_FIRST ", run_id LIMIT 1) "
         "SELECT s.run_id, s.label, "
         "s.replay || CASE s.clock WHEN 'modelled' THEN ', modelled time' ELSE '' END, "
         "s.status, s.run_id = b.run_id, s.requests, b.label");
@@ -188,7 +191,7 @@ static cedar_status put_overview(const page *p, cedar_err *err) {
     cedar_status st = page_one_text(p, "SELECT printf('Cards put the runs side by side; changes are against run %d, "
                                        "%s.', "
                                     "run_id, label) FROM runs WHERE (SELECT COUNT(*) FROM runs) BETWEEN 2 AND 8 "
-                                    "ORDER BY replay <> 'exact', run_id LIMIT 1", base, sizeof base, err);
+                                    "ORDER BY " BASE_FIRST ", run_id LIMIT 1", base, sizeof base, err);
     if (!st) st = page_one_text(p, "SELECT SUM(NOT ok) FROM expectations", fails, sizeof fails, err);
     if (st) return st;
     fputs("<section id=\"overview\"><h2>Questions and answers</h2>\n<p class=\"intro\">What the database says to what "
@@ -199,6 +202,7 @@ static cedar_status put_overview(const page *p, cedar_err *err) {
     fputs("</p>\n", p->to);
     st = put_answers(p, err);
     if (!st && p->run_count) st = put_cards(p, err);
+    if (!st) st = page_table(p, "paired", false, NULL, err);
     if (!st) st = page_tables(p, of_runs, p->run_count > PAGE_FOLD, err);
     if (!st) st = page_table(p, "http_errors", false, NULL, err);
     if (!st) st = page_table(p, "errors", false, NULL, err);

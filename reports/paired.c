@@ -1,5 +1,6 @@
-/* Requests that two runs have in common: the same turn of the same stream of the same tree, in the same lane and
- * pass. */
+/* Requests that two runs have in common: the same turn of the same stream of the same session. Sessions are known by
+ * their trace and by how many of that trace the run has started before, not by lanes: in real time a list's next trace
+ * goes to whichever lane is free first. */
 #include <string.h>
 
 #include "base/mem.h"
@@ -10,21 +11,22 @@ static const struct { const char *name, *sql; } metrics[] = {
     { "ttft_ms", "ttft_ns / 1e6" }, { "itl_ms", "itl_ns / 1e6" }, { "e2el_ms", "e2el_ns / 1e6" },
     { "e2e_norm_ms", "e2e_norm_ns / 1e6" } };
 
-/* One row for each place of a session, over all pairs of runs: sums over the turns that both have a value of. */
+/* One row for each session, over all pairs of runs: sums over the turns that both have a value of. */
 static char *make_sql(const int64_t *a, const int64_t *b, size_t n, const char *metric) {
     sqlite3_str *s = sqlite3_str_new(NULL);
     sqlite3_str_appendall(s, "WITH couples(a, b) AS (VALUES ");
     for (size_t i = 0; i < n; i++)
         sqlite3_str_appendf(s, "%s(%lld, %lld)", i ? ", " : "", (long long)a[i], (long long)b[i]);
-    sqlite3_str_appendf(s, "), v AS MATERIALIZED (SELECT t.run_id, t.lane, s.pass, t.trace_id, t.stream, t.turn, "
-                        "%s AS x FROM v_request_times t JOIN sessions s USING (run_id, session_id) "
-                        "WHERE x IS NOT NULL) "
-                        "SELECT p.lane, p.pass, SUM(p.x), SUM(q.x), COUNT(*), "
+    sqlite3_str_appendf(s, "), played AS (SELECT run_id, session_id, trace_id AS tree, "
+                        "ROW_NUMBER() OVER (PARTITION BY run_id, trace_id ORDER BY session_id) AS nth FROM sessions), "
+                        "v AS MATERIALIZED (SELECT run_id, p.tree, p.nth, t.stream, t.turn, %s AS x "
+                        "FROM v_request_times t JOIN played p USING (run_id, session_id) WHERE x IS NOT NULL) "
+                        "SELECT p.tree, p.nth, SUM(p.x), SUM(q.x), COUNT(*), "
                         "(SELECT SUM((SELECT COUNT(*) FROM v WHERE run_id = a) + "
                         "(SELECT COUNT(*) FROM v WHERE run_id = b)) FROM couples) "
-                        "FROM couples JOIN v p ON p.run_id = a JOIN v q ON q.run_id = b AND q.lane = p.lane "
-                        "AND q.pass = p.pass AND q.trace_id = p.trace_id AND q.stream = p.stream AND q.turn = p.turn "
-                        "GROUP BY p.lane, p.pass ORDER BY p.lane, p.pass", metric);
+                        "FROM couples JOIN v p ON p.run_id = a JOIN v q ON q.run_id = b AND q.tree = p.tree "
+                        "AND q.nth = p.nth AND q.stream = p.stream AND q.turn = p.turn "
+                        "GROUP BY p.tree, p.nth ORDER BY p.tree, p.nth", metric);
     return sqlite3_str_finish(s);
 }
 

@@ -141,13 +141,13 @@ typedef struct cedar_pair {
 } cedar_pair;
 
 typedef struct cedar_pairs {
-    cedar_pair *list;           /* [count] one for each (lane, pass), in that order */
+    cedar_pair *list;           /* [count] one for each session: trace, and how many of that trace before it */
     size_t count;
     uint64_t left_out;          /* requests of either run without a partner */
 } cedar_pairs;
 
-/* Runs a[i] and b[i] [n], request by request: same lane, pass, trace, stream and turn. metric: ttft_ms, itl_ms, e2el_ms
- * or e2e_norm_ms, over kept requests. Owned by the caller. */
+/* Runs a[i] and b[i] [n], request by request: same trace, number among the sessions of that trace, stream and turn;
+ * lanes do not matter. metric: ttft_ms, itl_ms, e2el_ms or e2e_norm_ms, over kept requests. Owned by the caller. */
 cedar_status cedar_pairs_load(const char *path, const int64_t *a, const int64_t *b, size_t n, const char *metric,
                               cedar_pairs *out, cedar_err *err) CEDAR_USE_RESULT;
 void cedar_pairs_free(cedar_pairs *p);

@@ -105,7 +105,7 @@ typedef struct reports_row_kind {
 /* store_audit.c: how a row of an audit is stored. */
 const reports_row_kind *reports_audit_kind(cedar_audit_kind kind);
 
-/* store_findings.c: how a row of a ladder or of a claim is stored. */
+/* store_findings.c: how a row of a ladder, a claim or a paired comparison is stored. */
 const reports_row_kind *reports_finding_kind(cedar_finding kind);
 
 /* A request whose response was complete later than its last token: a row beside its request row. */

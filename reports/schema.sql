@@ -538,6 +538,28 @@ CREATE TABLE claim_sensitivity (            -- our figure with one assumption se
     PRIMARY KEY (claim_id, assumption)
 ) STRICT, WITHOUT ROWID;
 
+CREATE TABLE paired (                       -- one row per paired(a, b, {...}): runs compared request by request
+    paired_id  INTEGER NOT NULL PRIMARY KEY CHECK (paired_id >= 1),
+    a_run      INTEGER NOT NULL REFERENCES runs,    -- the first of side a
+    b_run      INTEGER NOT NULL REFERENCES runs,
+    a_runs     TEXT    NOT NULL,            -- all of side a, with commas, in the order in which they are paired
+    b_runs     TEXT    NOT NULL,
+    metric     TEXT    NOT NULL CHECK (metric <> ''),
+    pairs      INTEGER NOT NULL CHECK (pairs >= 0),
+    sessions   INTEGER NOT NULL CHECK (sessions >= 0),
+    left_out   INTEGER NOT NULL CHECK (left_out >= 0),  -- requests of either side without a partner
+    mean_a     REAL,                        -- NULL: no pairs
+    mean_b     REAL,
+    diff       REAL,                        -- mean of b - a
+    diff_lo    REAL,                        -- 95 % interval over sessions, NULL: fewer than two
+    diff_hi    REAL,
+    ratio      REAL,                        -- mean of b / mean of a
+    ratio_lo   REAL,
+    ratio_hi   REAL,
+    resamples  INTEGER NOT NULL CHECK (resamples >= 1),
+    seed       TEXT    NOT NULL
+) STRICT;
+
 -- Columns that may differ between two runs of one scenario. Everything else must be equal.
 CREATE TABLE timing_columns (
     table_name  TEXT NOT NULL,
@@ -555,6 +577,8 @@ INSERT INTO timing_columns (table_name, column_name) VALUES
     ('audits', 'score_ns'), ('audits', 'wall_ns'), ('audit_arms', 'prompt_ns'), ('audit_arms', 'forward_ns'),
     ('audit_turns', 'prompt_ns'), ('audit_turns', 'forward_ns'),
     ('ladder_figures', 'value'), ('ladder_figures', 'lo'), ('ladder_figures', 'hi'),
+    ('paired', 'mean_a'), ('paired', 'mean_b'), ('paired', 'diff'), ('paired', 'diff_lo'), ('paired', 'diff_hi'),
+    ('paired', 'ratio'), ('paired', 'ratio_lo'), ('paired', 'ratio_hi'),
     ('claims', 'ours'), ('claims', 'lo'), ('claims', 'hi'), ('claims', 'verdict'), ('claims', 'why');
 
 -- Bins of quality by offset; lo and hi are inclusive.

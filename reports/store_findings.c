@@ -1,4 +1,4 @@
-/* How rows of ladders and claims are stored: name, kind and place of each member. */
+/* How rows of ladders, claims and paired comparisons are stored: name, kind and place of each member. */
 #include <stddef.h>
 
 #include "reports/reports_int.h"
@@ -36,6 +36,15 @@ static const reports_field sensitivity_columns[] = {
     SENSITIVITY(setting_hi, REAL), SENSITIVITY(ours_lo, REAL), SENSITIVITY(ours_hi, REAL)
 };
 
+#define PAIRED(member, kind) { #member, COLUMN_##kind, offsetof(cedar_paired_row, member) }
+static const reports_field paired_columns[] = {
+    PAIRED(paired_id, I64), PAIRED(a_run, I64), PAIRED(b_run, I64), PAIRED(a_runs, TEXT), PAIRED(b_runs, TEXT),
+    PAIRED(metric, TEXT), PAIRED(pairs, U64), PAIRED(sessions, U64), PAIRED(left_out, U64), PAIRED(mean_a, OPTIONAL),
+    PAIRED(mean_b, OPTIONAL), PAIRED(diff, OPTIONAL), PAIRED(diff_lo, OPTIONAL), PAIRED(diff_hi, OPTIONAL),
+    PAIRED(ratio, OPTIONAL), PAIRED(ratio_lo, OPTIONAL), PAIRED(ratio_hi, OPTIONAL), PAIRED(resamples, U32),
+    PAIRED(seed, SEED)
+};
+
 #define COUNT(columns) columns, sizeof columns / sizeof *columns
 
 const reports_row_kind *reports_finding_kind(cedar_finding kind) {
@@ -44,7 +53,8 @@ const reports_row_kind *reports_finding_kind(cedar_finding kind) {
         [CEDAR_FINDING_RUNG] = { "ladder_rungs", COUNT(rung_columns), .commit = false },
         [CEDAR_FINDING_FIGURE] = { "ladder_figures", COUNT(figure_columns), .commit = false },
         [CEDAR_FINDING_CLAIM] = { "claims", COUNT(claim_columns), .commit = false },
-        [CEDAR_FINDING_SENSITIVITY] = { "claim_sensitivity", COUNT(sensitivity_columns), .commit = false }
+        [CEDAR_FINDING_SENSITIVITY] = { "claim_sensitivity", COUNT(sensitivity_columns), .commit = false },
+        [CEDAR_FINDING_PAIRED] = { "paired", COUNT(paired_columns), .commit = false }
     };
     return &kinds[kind];
 }

@@ -213,7 +213,25 @@ static const reports_table tables[] = {
       "",
       "SELECT source, MIN(date), COUNT(*), url FROM v_claims GROUP BY source, url ORDER BY source, url",
       { { "source", REPORTS_TEXT }, { "date", REPORTS_TEXT }, { "claims", REPORTS_COUNT }, { "address", REPORTS_LINK }
-          } }
+          } },
+    { "paired",
+      "Paired comparisons",
+      "Requests that both sides have in common. b/a: mean of b over mean of a, with its 95 % interval over sessions; "
+      "less "
+      "than 1, b is faster. Left out: requests of either side without a partner.",
+      "SELECT printf('%s (%s) to %s (%s)', b_label, b_runs, a_label, a_runs), metric, pairs, sessions, left_out, "
+      "mean_a, mean_b, ratio, ratio_lo, ratio_hi, verdict FROM v_paired ORDER BY paired_id",
+      { { "b to a", REPORTS_TEXT },
+        { "metric", REPORTS_TEXT },
+        { "pairs", REPORTS_COUNT },
+        { "sessions", REPORTS_COUNT },
+        { "left out", REPORTS_COUNT },
+        { "mean a", REPORTS_NUMBER },
+        { "mean b", REPORTS_NUMBER },
+        { "b/a", REPORTS_NUMBER },
+        { "from", REPORTS_NUMBER },
+        { "to", REPORTS_NUMBER },
+        { "interval", REPORTS_TEXT } } }
 };
 
 const reports_table *reports_claim_tables(size_t *count) {

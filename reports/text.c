@@ -294,7 +294,8 @@ static cedar_status put_manifest(const text_report *r, cedar_err *err) {
     sqlite3_finalize(q);
     if (st) return st;
     st = reports_prepare(r->db, r->path, "SELECT run_id, label, model_name, model_origin, " REPORTS_BACKEND
-                         ", arith, clock, lanes, trace_paths, COALESCE(event_hash, 'none yet') FROM runs "
+                         ", CASE backend WHEN 'http' THEN 'endpoint' ELSE arith END, clock, lanes, trace_paths, "
+                         "COALESCE(event_hash, 'none yet') FROM runs "
                          "ORDER BY run_id", &q, err);
     while (!st && !(st = reports_next(r->db, r->path, q, &row, err)) && row)
         put_wrapped_format(r, "%s %s: %s (%s), %s %s, clock %s, %s lanes, %s, event hash %s", reports_column_text(q, 0),
@@ -400,6 +401,7 @@ cedar_status cedar_report_text(const char *path, FILE *to, int width, bool color
     if (st) return st;
     st = put_answers(&r, err);
     if (!st) st = put_table(&r, "summary", true, true, err);
+    if (!st) st = put_table(&r, "paired", false, true, err);
     if (!st) st = put_table(&r, "claims_summary", false, true, err);
     if (!st) st = put_table(&r, "claims_tested", false, true, err);
     if (!st) st = put_table(&r, "sensitivity", true, true, err);

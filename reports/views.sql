@@ -673,6 +673,14 @@ SELECT claim_id, source, hardware, metric, series, unit,
        provenance, verdict, COUNT(ours) OVER (PARTITION BY source, hardware, metric, series) AS tested
 FROM series ORDER BY source, hardware, metric, series, x, claim_id;
 
+CREATE VIEW v_paired AS                     -- paired comparisons with the labels of their runs
+SELECT paired_id, a_run, b_run, a_runs, b_runs, a.label AS a_label, b.label AS b_label, metric, pairs, p.sessions,
+       left_out, mean_a, mean_b, diff, diff_lo, diff_hi, ratio, ratio_lo, ratio_hi,
+       CASE WHEN ratio_lo IS NULL THEN 'no interval' WHEN ratio_hi < 1 THEN 'less' WHEN ratio_lo > 1 THEN 'more'
+            ELSE 'holds 1' END AS verdict,
+       resamples, p.seed
+FROM paired p JOIN runs a ON a.run_id = a_run JOIN runs b ON b.run_id = b_run ORDER BY paired_id;
+
 CREATE VIEW v_answers AS                    -- what a reader asks first, answered in sentences from the other views
 WITH pairs AS (                             -- each approximate run beside the exact one that is like it but for replay
     SELECT s.*, x.label AS exact_label, x.ttft_p90_ms AS exact_ttft, x.itl_p90_ms AS exact_itl,
@@ -820,12 +828,33 @@ said(rank, item, question, answer, basis, section) AS (
     WHERE EXISTS (SELECT 1 FROM runs WHERE clock <> 'modelled' AND model_origin LIKE 'synthetic%')
           OR EXISTS (SELECT 1 FROM audits WHERE model_origin LIKE 'synthetic%')
     UNION ALL SELECT 80, MIN(run_id), 'What ran?',
-           printf('%d %s of %s (%s), backend %s, %s, %s, up to %d lanes.', COUNT(*),
-                  CASE COUNT(*) WHEN 1 THEN 'run' ELSE 'runs' END, model_name, model_origin, backend, arith,
+           printf('%d %s of %s (%s), backend %s, %s, up to %d lanes.', COUNT(*),
+                  CASE COUNT(*) WHEN 1 THEN 'run' ELSE 'runs' END, model_name, origin,
+                  CASE backend WHEN 'http' THEN backend ELSE backend || ', ' || arith END,
                   CASE clock WHEN 'modelled' THEN 'modelled time' ELSE clock || ' time' END, MAX(lanes)), '', 'manifest'
-    FROM runs GROUP BY model_name, model_origin, backend, arith, clock
+    FROM (SELECT *, CASE WHEN backend = 'http' AND model_origin LIKE 'nonce %'   -- each run has another nonce
+                         THEN SUBSTR(model_origin, INSTR(model_origin, ' at ') + 1) ELSE model_origin END AS origin
+          FROM runs) GROUP BY model_name, origin, backend, arith, clock
     UNION ALL SELECT 80, 1000000 + audit_id, 'What ran?',
            printf('An audit of %s (%s), %s on %s: %d documents with %d turns in all, %s.', model_name, model_origin,
                   arith, backend, docs, turns, documents), '', 'manifest'
-    FROM audits)
+    FROM audits
+    -- paired comparisons: of two labels, then of runs that should be alike
+    UNION ALL SELECT CASE WHEN a_label <> b_label THEN 5 ELSE 6 END, paired_id,
+           CASE WHEN a_label <> b_label THEN printf('Is %s faster than %s?', b_label, a_label)
+                ELSE 'Do runs of one label agree?' END,
+           printf('%s%s %,.1f ms instead of %,.1f, ratio %.3f (%s), %d pairs of %d sessions, %d requests left out: %s.',
+                  CASE WHEN a_label <> b_label THEN '' ELSE printf('%s, run %s against run %s: ', b_label, b_runs,
+                                                                   a_runs) END,
+                  CASE metric WHEN 'ttft_ms' THEN 'TTFT' WHEN 'itl_ms' THEN 'ITL' WHEN 'e2el_ms' THEN 'end to end'
+                       ELSE 'end to end per token' END, mean_b, mean_a, ratio,
+                  CASE WHEN ratio_lo IS NULL THEN 'no interval' ELSE printf('%.3f to %.3f', ratio_lo, ratio_hi) END,
+                  pairs, sessions, left_out,
+                  CASE WHEN ratio_lo IS NULL THEN 'too few sessions to tell'
+                       WHEN verdict = 'holds 1' THEN CASE WHEN a_label <> b_label THEN 'no difference is shown'
+                                                          ELSE 'as it should be, the interval holds 1' END
+                       WHEN a_label = b_label
+                       THEN 'the machine or the order of runs makes a difference of its own, so distrust the others'
+                       WHEN verdict = 'less' THEN 'faster' ELSE 'slower' END), 'measured', 'overview'
+    FROM v_paired WHERE ratio IS NOT NULL)
 SELECT rank, question, answer, basis, section FROM said ORDER BY rank, item;

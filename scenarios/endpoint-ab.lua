@@ -1,14 +1,19 @@
 -- endpoint-ab: is endpoint B faster than endpoint A on the same agent sessions, request by request?
 --
--- Time      real time: four times what 30 requests take at your endpoints; two minutes with `cedar serve --model tiny`
---           on ports 8000 and 8001 of two busy cores. Edit `arms` first: two endpoints (one with bounded replay and one
---           without, say), or one endpoint with two bodies.
+-- Time      real time: four times what 30 requests take at your endpoints, behind two warm-ups. 129 s with the two
+--           servers below, on two cores with a load of about 8 from other work (2026-11-30, commit dc2ae36).
+-- Start     two endpoints, here two servers of cedar, one with bounded replay, and stop them afterwards:
+--             ./cedar serve --model tiny --port 8000 lanes=3 threads=1 & a=$!
+--             ./cedar serve --model tiny --port 8001 lanes=3 threads=1 replay=both & b=$!
+--             sleep 3; ./cedar run scenarios/endpoint-ab.lua; kill -INT $a $b
+--           For others, edit `arms`: two endpoints, or one endpoint with two bodies.
 -- Plays     the same recorded sessions, lanes and think times against A, B, B, A, behind one first turn of each session
 --           that warms up both. Contents differ from run to run, so that no run hits what another has left in the
 --           prefix cache, system prompts excepted; lengths and shared prefixes are the same.
 -- Look at   ratio b/a with its 95 % interval, over requests paired by session, stream and turn and resampled by
 --           session: below 1, B is faster. The rows "A again" and "B again" compare an arm with itself: they show what
---           the machine and the order of runs do, and should hold 1.
+--           the machine and the order of runs do. An interval of theirs that leaves 1 out is warned of: one in twenty
+--           does so by chance. `cedar report` has all of them (v_paired) and the answer in words.
 -- Both sides are measured alike whatever the engine: wall time at the client, tokens as the endpoint counts them.
 -- length_scale = 1 plays the sessions at their full length.
 
@@ -48,19 +53,22 @@ end
 
 print(string.format("\n%-10s %-9s %7s %9s %9s %11s %11s %9s %18s", "compared", "metric", "pairs", "sessions",
                     "left out", "mean a ms", "mean b ms", "b/a", "95 % interval"))
-local function show(name, a, b)
+local function show(name, a, b, alike)
   for _, metric in ipairs { "ttft_ms", "itl_ms", "e2el_ms" } do
     local p = paired(a, b, { metric = metric })
     print(string.format("%-10s %-9s %7d %9d %9d %11.2f %11.2f %9.4f %9.4f %8.4f", name, metric:sub(1, -4), p.pairs,
                         p.sessions, p.left_out, p.mean_a, p.mean_b, p.ratio, p.ratio_lo, p.ratio_hi))
+    expect { what = name .. ", " .. metric .. ": most requests have a partner", value = p.left_out, le = p.pairs // 5 }
+    if alike and p.sessions > 1 and not (p.ratio_lo <= 1 and 1 <= p.ratio_hi) then
+      print("WARNING: " .. name .. ", " .. metric .. ": 1 is not in the interval, though both sides are the same arm; "
+            .. "trust no difference of this size")
+    end
   end
 end
 show("B to A", { a1, a2 }, { b1, b2 })
-show("A again", a1, a2)
-show("B again", b1, b2)
+show("A again", a1, a2, true)
+show("B again", b1, b2, true)
 
-local pairs_seen = paired(a1, b1, { metric = "e2el_ms" })
 for _, r in ipairs { a1, b1, b2, a2 } do
   expect { what = "run " .. r.run_id .. ", " .. r.label .. ": no request failed", value = r.errors, eq = 0 }
 end
-expect { what = "most requests have a partner", value = pairs_seen.pairs, ge = math.max(1, 5 * pairs_seen.left_out) }

@@ -426,8 +426,8 @@ cedar_status serve_http_open(cedar_server *s, cedar_err *err) {
     int why = errno;
     freeaddrinfo(where);
     if (!s->daemon)
-        return cedar_fail(err, CEDAR_E_IO, "port %u of %s cannot be listened on: %s", o->port, o->address,
-                          strerror(why));
+        return cedar_fail(err, CEDAR_E_IO, "port %u of %s cannot be listened on: %s; choose another --port, "
+                          "0 takes one that is free", o->port, o->address, strerror(why));
     s->port = MHD_get_daemon_info(s->daemon, MHD_DAEMON_INFO_BIND_PORT)->port;
     return CEDAR_OK;
 }

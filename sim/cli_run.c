@@ -369,8 +369,13 @@ typedef struct replay {
     uint64_t stop_after;        /* an interrupted run ends behind this step */
     bool interrupted;
     volatile int stop;          /* the user's wish, or the end of an interrupted run */
-    bool verbose;
+    bool verbose, headed;       /* headed: the names of the columns are printed */
 } replay;
+
+static void put_head(replay *x) {
+    if (!x->headed) printf("%4s  %-24s  %-16s  %-16s  %8s\n", "run", "label", "recorded", "replayed", "steps");
+    x->headed = true;
+}
 
 static cedar_status watch_step(void *self, const cedar_step_row *row, cedar_err *err) {
     replay *x = self;
@@ -418,6 +423,7 @@ static cedar_status replay_run(void *self, const cedar_run_opts *opts, cedar_run
                           "repeat; such runs cannot be played again", old->run_id);
     if (strcmp(old->status, "finished") && strcmp(old->status, "interrupted")) {
         x->skipped++;
+        put_head(x);
         printf("%4" PRId64 "  %-24.24s  not compared: its status is \"%s\"\n", old->run_id, old->label, old->status);
         return cedar_fail(err, CEDAR_E_INTERRUPT, "the recorded run did not end");
     }
@@ -425,6 +431,7 @@ static cedar_status replay_run(void *self, const cedar_run_opts *opts, cedar_run
     if (st && st != CEDAR_E_DIVERGED) return st;
     bool same = !st && out->event_hash == old->event_hash;
     x->different += !same;
+    put_head(x);
     printf("%4" PRId64 "  %-24.24s  %016" PRIx64 "  %016" PRIx64 "  %8" PRIu64 "  %s\n", old->run_id, old->label,
            old->event_hash, st ? 0 : out->event_hash, x->steps, same ? "same" : "DIFFERENT");
     fflush(stdout);
@@ -455,6 +462,7 @@ static cedar_status replay_audit(void *self, const cedar_audit_opts *opts, cedar
                                 x->stored->audit_count);
     if (strcmp(old->status, "finished")) {
         x->skipped++;
+        put_head(x);
         printf("%4u  %-24.24s  not compared: its status is \"%s\"\n", x->audits, old->label, old->status);
         return cedar_fail(err, CEDAR_E_INTERRUPT, "the recorded audit did not end");
     }
@@ -462,6 +470,7 @@ static cedar_status replay_audit(void *self, const cedar_audit_opts *opts, cedar
     if (st) return st;
     bool same = out->result_hash == old->result_hash;
     x->different += !same;
+    put_head(x);
     printf("%4u  audit %-18.18s  %016" PRIx64 "  %016" PRIx64 "  %8" PRIu64 "  %s\n", x->audits, old->label,
            old->result_hash, out->result_hash, out->positions, same ? "same" : "DIFFERENT");
     fflush(stdout);
@@ -550,7 +559,6 @@ static int replay_all(replay *x, const char *db) {
                                               .bytes = strlen(x->stored->scenario_text) };
         cedar_script_opts o = { .overrides = words, .override_count = count,
                                 .seed = scenario_seed(words, count), .stop = cedar_cli_stop() };
-        printf("%4s  %-24s  %-16s  %-16s  %8s\n", "run", "label", "recorded", "replayed", "steps");
         cedar_cli_catch_signals();
         st = cedar_cli_scenario_play(&scenario, &o, &host, &err);
         code = verdict(x, st, &err);

@@ -29,7 +29,8 @@ typedef struct serving {
     cedar_model *model;
     char origin[256], model_hash[65];
     cedar_serve_opts serve;
-    cedar_store *store;
+    cedar_store *store;         /* made behind the server: an address that is taken must cost no older database */
+    cedar_observer observer;    /* the store's */
     cedar_server *server;
 } serving;
 
@@ -189,10 +190,19 @@ static cedar_status open_server(serving *x, cedar_err *err) {
     return st;
 }
 
+static cedar_status open_store(serving *x, cedar_err *err) {
+    const cedar_cli_source source = { .path = "cedar serve", .text = SCENARIO, .words = x->words,
+                                      .word_count = x->word_count, .seed = (uint64_t)x->opts->seed };
+    cedar_status st = cedar_cli_store(x->db, x->replace, &source, &x->store, err);
+    if (!st) x->observer = *cedar_store_observer(x->store);
+    return st ? st : begin_run(x, err);
+}
+
 static cedar_status run_server(serving *x, cedar_err *err) {
     cedar_cli_catch_signals();
+    if (x->db) x->serve.observer = &x->observer;
     cedar_status st = open_server(x, err);
-    if (!st && x->db) st = begin_run(x, err);
+    if (!st && x->db) st = open_store(x, err);
     if (st) return st;
     if (!x->quiet) say_where(x);
     st = cedar_serve_run(x->server, cedar_cli_stop(), err);
@@ -211,10 +221,6 @@ static cedar_status serve_all(serving *x, cedar_err *err) {
         st = cedar_fail(err, CEDAR_E_IO, "%s exists; add --replace to overwrite it, or -o FILE to write elsewhere",
                         x->db);
     if (!st) st = load(x, err);
-    const cedar_cli_source source = { .path = "cedar serve", .text = SCENARIO, .words = x->words,
-                                      .word_count = x->word_count, .seed = st ? 0 : (uint64_t)x->opts->seed };
-    if (!st && x->db) st = cedar_cli_store(x->db, x->replace, &source, &x->store, err);
-    if (!st && x->db) x->serve.observer = cedar_store_observer(x->store);
     if (!st) st = run_server(x, err);
     cedar_serve_close(x->server);
     cedar_err why = { 0 };

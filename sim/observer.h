@@ -215,9 +215,22 @@ typedef struct cedar_sensitivity_row {
     double setting_lo, setting_hi, ours_lo, ours_hi;
 } cedar_sensitivity_row;
 
+/* Runs compared request by request: ratio = b / a, diff = b - a, with 95 % intervals. */
+typedef struct cedar_paired_row {
+    int64_t paired_id;
+    int64_t a_run, b_run;                   /* the first of each side */
+    const char *a_runs, *b_runs;            /* all of each side, with commas */
+    const char *metric;
+    uint64_t pairs, sessions, left_out;
+    double mean_a, mean_b, diff, diff_lo, diff_hi, ratio, ratio_lo, ratio_hi;   /* [timing] NaN = none */
+    uint32_t resamples;
+    uint64_t seed;
+} cedar_paired_row;
+
 /* In this order: a rung comes behind its ladder, a sensitivity behind its claim. */
 typedef enum cedar_finding {
     CEDAR_FINDING_LADDER, CEDAR_FINDING_RUNG, CEDAR_FINDING_FIGURE, CEDAR_FINDING_CLAIM, CEDAR_FINDING_SENSITIVITY,
+    CEDAR_FINDING_PAIRED,
     CEDAR_FINDING_COUNT
 } cedar_finding;
 

@@ -728,8 +728,9 @@ static cedar_status check_http_only(const cedar_run_opts *o, cedar_err *err) {
     for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
         const cedar_opt_info *k = &table[find_key(keys[i])];
         if (strcmp(cedar_opts_get(o, keys[i]), k->value_default))
-            return cedar_fail(err, CEDAR_E_ARG, "%s = \"%.64s\" cannot be honoured with backend = \"http\": the "
-                              "endpoint decides that; leave it out", keys[i], cedar_opts_get(o, keys[i]));
+            return cedar_fail(err, CEDAR_E_ARG, "%s = \"%.64s\", which the scenario or the command line sets, cannot "
+                              "be honoured with backend = \"http\": the endpoint decides that; leave it out, as "
+                              "scenarios/endpoint-ab.lua does", keys[i], cedar_opts_get(o, keys[i]));
     }
     if (o->routing == CEDAR_ROUTING_PREFIX || o->routing == CEDAR_ROUTING_POLICY)
         return cedar_fail(err, CEDAR_E_ARG, "routing = \"%s\" needs to see into the engines; with backend = \"http\" "
@@ -740,6 +741,8 @@ static cedar_status check_http_only(const cedar_run_opts *o, cedar_err *err) {
 /* Base URLs: no user, query or fragment, which may be secrets and would be stored. */
 static cedar_status check_endpoints(const char *list, cedar_err *err) {
     int number = 1;
+    if (!*list)
+        return cedar_fail(err, CEDAR_E_ARG, "backend = \"http\" needs an endpoint; give endpoints=http://HOST:PORT");
     for (const char *s = list;; s++, number++) {
         size_t n = strcspn(s, ",");
         cedar_status st = strcspn(s, "@?# ") < n ? CEDAR_E_ARG : cedar_http_url(s, n);

@@ -48,7 +48,7 @@ static cedar_status emit_begin(run *r, cedar_err *err) {
     cedar_sha256_add(&s, json, strlen(json));
     cedar_sha256_hex(&s, hash);
     const char *name = r->http ? "http" : replays[r->opts->replay];
-    snprintf(r->result.replay, sizeof r->result.replay, "%s", r->http ? "unknown" : name);
+    snprintf(r->result.replay, sizeof r->result.replay, "%s", r->http ? "the endpoint's" : name);
     snprintf(r->result.label, sizeof r->result.label, "%s", *r->opts->label ? r->opts->label : name);
     char device[CEDAR_DEVICE_BYTES];
     cedar_device_name(r->engine_opts.backend, device);
@@ -63,7 +63,7 @@ static cedar_status emit_begin(run *r, cedar_err *err) {
                           .trace_hash = r->corpus->hash,
                           .backend = r->engine_opts.backend,
                           .device = device,
-                          .arith = r->http ? "unknown" : ariths[r->opts->arith],
+                          .arith = r->http ? "the endpoint's" : ariths[r->opts->arith],
                           .clock = clocks[r->opts->clock],
                           .replay = r->result.replay,
                           .rules = cedar_opts_get(r->opts, "rules"),

@@ -48,6 +48,9 @@ struct run_http {
     uint64_t nonce;
     int64_t zero_ns;                /* base/clock.h at the run's begin */
     const char *cut;                /* why requests are cut, while they are */
+    cedar_http_class first_class;   /* of the first request that failed while others counted */
+    char first_error[320];
+    uint64_t first_class_count;     /* failures of that class */
 };
 
 /* --- making and freeing ------------------------------------------------------------------------------------------- */
@@ -305,10 +308,29 @@ static void forget_flying(run_http *h, const request *q) {
     h->endpoints[q->engine].on_their_way--;
 }
 
+static void note_failure(run_http *h, const request *q, const cedar_http_result *a) {
+    if (!a->class_ || q->phase != CEDAR_PHASE_PROFILING) return;
+    if (!h->first_class_count) {
+        h->first_class = a->class_;
+        snprintf(h->first_error, sizeof h->first_error, "%s", a->error);
+    }
+    h->first_class_count += a->class_ == h->first_class;
+}
+
+/* A run of failures alone measures nothing. */
+static cedar_status check_completed(const run_http *h, cedar_err *err) {
+    const run *r = h->r;
+    if (r->completed || !h->first_class_count) return CEDAR_OK;
+    return cedar_fail(err, CEDAR_E_IO, "no request completed at %.120s: %" PRIu64 " failed, %" PRIu64 " of them of "
+                      "class %s, for example: %.200s", r->opts->endpoints, r->failed, h->first_class_count,
+                      cedar_http_class_name(h->first_class), h->first_error);
+}
+
 /* The next turn's delay counts from the last content; a failed request has ended when that was known. */
 static cedar_status finish(run_http *h, const cedar_http_result *a, cedar_err *err) {
     request *q = a->tag;
     forget_flying(h, q);
+    note_failure(h, q, a);
     cedar_status st = emit_answer(h, q, a, err);
     cedar_turn_end how = !a->class_ ? CEDAR_TURN_DONE
                          : a->class_ == CEDAR_HTTP_OVERFLOW ? CEDAR_TURN_OVERFLOW : CEDAR_TURN_FAILED;
@@ -446,5 +468,6 @@ cedar_status run_http_loop(run_http *h, cedar_err *err) {
     cedar_err why = { 0 };
     cedar_status after = st && st != CEDAR_E_INTERRUPT ? CEDAR_OK : scrape(h, true, &why);
     if (!st && after && err) *err = why;
-    return st ? st : after;
+    if (!st) st = after;
+    return st ? st : check_completed(h, err);
 }

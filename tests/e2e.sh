@@ -495,16 +495,29 @@ serves() {
     ok "the server says where it is, and is there" grep -q '"ok"' "$out/serve-health.log"
     ask "$port" POST /v1/completions '{"prompt":[5,6,7],"max_tokens":9,"temperature":0}' >"$out/serve-answer.log"
     ok "it answers" grep -q '"completion_tokens":9' "$out/serve-answer.log"
-    exits "a port that is taken: 5" 5 'cannot be listened on' "$cedar" serve --port "$port"
+    exits "a port that is taken: 5" 5 'cannot be listened on.*another --port' "$cedar" serve --port "$port" \
+        -o "$out/served-new.db"
+    ok "no database is left of that" test ! -e "$out/served-new.db"
+    cp "$out/a.db" "$out/served-old.db"
+    exits "nor is one replaced: 5" 5 'cannot be listened on' "$cedar" serve --port "$port" -r -o "$out/served-old.db"
+    ok "the older one is as it was" cmp "$out/a.db" "$out/served-old.db"
+    sed -n '/^    run {/,/^    }/p' docs/SERVE.md >"$out/my.lua"
+    exits "the scenario of docs/SERVE.md plays at it" 0 'wrote' "$cedar" run "$out/my.lua" -o "$out/my.db" \
+        endpoints="http://127.0.0.1:$port"
+    same "three requests, none failed" "$(sql "$out/my.db" "SELECT COUNT(*), SUM(error <> '') FROM requests")" "3|0"
+    exits "a model that is not there: 5" 5 '3 of them of class http_4xx' "$cedar" run "$out/my.lua" \
+        -o "$out/my-not.db" endpoints="http://127.0.0.1:$port" model=wrong
     kill -TERM $pid
     wait $pid
     rc=$?
     same "SIGTERM ends it with 0" "$rc" 0
-    same "its database has the request" "$(sql "$db" "SELECT in_tokens || '|' || out_tokens || error FROM requests")" \
+    same "its database has the request" "$(sql "$db" "SELECT in_tokens || '|' || out_tokens || error FROM requests
+        WHERE request_id = 1")" \
         "3|9"
-    same "and a finished run" "$(sql "$db" "SELECT status, clock, requests FROM runs")" "finished|wall|1"
+    same "and a finished run" "$(sql "$db" "SELECT status, clock, requests FROM runs")" "finished|wall|4"
     exits "a report of it" 0 'clock wall' "$cedar" report "$db"
     exits "nothing to play again: 1" 1 'nothing to play again' "$cedar" replay "$db"
+    ok "and no table" test -z "$("$cedar" replay "$db" 2>/dev/null)"
     exits "an option without use: 1" 1 'no use for' "$cedar" serve trace=x
     exits "a database that is there: 5" 5 'exists' "$cedar" serve -o "$db"
     exits "an address that is none: 1" 1 'numeric' "$cedar" serve --host localhost --port 0

@@ -256,6 +256,7 @@ typedef struct rows {
     cedar_http_row *http;                   /* [http_count] */
     size_t count, room, http_count, http_room, sessions, metrics, ticks;
     char status[16], outcomes[256];
+    cedar_status ends;          /* what play_at expects */
     uint64_t unfinished, cut_sessions;
     double metric_sum;
     volatile int stop;
@@ -412,7 +413,7 @@ static void play_at(fault_server *v, const char *trace, const char *settings, ro
     cedar_err err = { 0 };
     cedar_status st = play(trace, url, settings, x, out, &err);
     server_stop(v);
-    ck_assert_msg(st == CEDAR_OK || x->stop_at, "%s", err.msg);
+    ck_assert_msg(st == x->ends || x->stop_at, "%s", err.msg);
     ck_assert_uint_eq(x->http_count, x->count);
     for (size_t i = 0; i < x->count; i++) {
         const cedar_request_row *r = &x->requests[i];
@@ -673,7 +674,9 @@ START_TEST(nobody_listens) {
     snprintf(url, sizeof url, "http://127.0.0.1:%d/v1/", port);
     rows x = { 0 };
     cedar_run_result r;
-    OK(play(trace, url, "lanes=2 think_cap_s=0", &x, &r, &failure));
+    ck_assert_int_eq(play(trace, url, "lanes=2 think_cap_s=0", &x, &r, &failure), CEDAR_E_IO);
+    ck_assert_ptr_nonnull(strstr(failure.msg, "4 failed, 4 of them of class connect, for example: no connection: "));
+    ck_assert_str_eq(x.status, "failed");
     ck_assert_uint_eq(x.count, 4);
     ck_assert_uint_eq(r.errors, 4);
     for (size_t i = 0; i < 4; i++) ck_assert_str_eq(x.http[i].error_class, "connect");
@@ -734,7 +737,7 @@ END_TEST
 START_TEST(nothing_hangs_and_nothing_is_dropped) {
     char *trace = make_traces(8, 4, 20);
     fault_server v = { .always = FAULT_SILENT };
-    rows x = { 0 };
+    rows x = { .ends = CEDAR_E_IO };        /* nothing completed */
     cedar_run_result r;
     server_start(&v);
     int64_t begin = cedar_now_ns();
@@ -780,7 +783,7 @@ START_TEST(agentx_rules_in_real_time) {
     cedar_run_result r;
     server_start(&v);
     int64_t begin = cedar_now_ns();
-    play_at(&v, trace, "rules=agentx unsafe_override=true lanes=2 warmup_requests=2 duration_s=1 time_scale=0.1 "
+    play_at(&v, trace, "rules=agentx unsafe_override=true lanes=2 warmup_requests=2 duration_s=2 time_scale=0.1 "
             "primers=burst", &x, &r);
     int64_t took = cedar_now_ns() - begin;
     uint64_t primers = 0, warmups = 0;
@@ -796,9 +799,10 @@ START_TEST(agentx_rules_in_real_time) {
     }
     ck_assert_uint_eq(primers, 2);
     ck_assert_uint_eq(warmups, 4);
-    ck_assert_int_lt(last - first, 1000000000);
-    ck_assert_int_gt(last - first, 700000000);      /* a delay of 0.1 s, again and again until the end */
-    ck_assert_int_gt(took, 900000000);
+    ck_assert_int_lt(last - first, 2000000000);
+    /* a delay of 0.1 s, again and again until the end; a busy machine may hold up the last for a while */
+    ck_assert_int_gt(last - first, 1000000000);
+    ck_assert_int_gt(took, 1900000000);
     ck_assert_uint_ge(x.sessions, 3);
     drop_traces(trace);
     rows_free(&x);

@@ -139,6 +139,10 @@ static cedar_status fake_finding(void *self, cedar_finding kind, const void *row
     else if (kind == CEDAR_FINDING_SENSITIVITY)
         snprintf(to, bytes, "sensitivity %lld|%s|%g|%g|%g|%g", (long long)s->claim_id, s->assumption, s->setting_lo,
                  s->setting_hi, s->ours_lo, s->ours_hi);
+    else if (kind == CEDAR_FINDING_PAIRED)
+        snprintf(to, bytes, "paired %lld|%s|%s|%s|%g", (long long)((const cedar_paired_row *)row)->paired_id,
+                 ((const cedar_paired_row *)row)->a_runs, ((const cedar_paired_row *)row)->b_runs,
+                 ((const cedar_paired_row *)row)->metric, ((const cedar_paired_row *)row)->ratio);
     else
         fake_ladder(row, kind, to, bytes);
     return f->finding_fails ? cedar_fail(e, f->finding_fails, "disk full") : CEDAR_OK;
@@ -603,6 +607,8 @@ static const struct { const char *text, *message;
     { "frontier(1)", "t.lua:1: frontier needs a list of results, as sweep returns it" },
     { "frontier({ {} })", "t.lua:1: frontier: a point has no number \"interactivity_p90\"" },
     { "paired(1, 2, {})", "t.lua:1: paired needs two results of run or sweep, or two lists of results" },
+    { "paired({ run_id = 0 }, { run_id = 2 }, { metric = 'ttft_ms' })",
+      "t.lua:1: paired: a run with keep = false leaves no requests to compare" },
     { "paired({ run_id = 1 }, { run_id = 2 })",
       "t.lua:1: paired needs a table of options, for example paired(a, b, { metric = \"ttft_ms\" }); it got nothing" },
     { "paired({ run_id = 1 }, { run_id = 2 }, { metrik = 1 })",
@@ -875,6 +881,7 @@ START_TEST(pairs_are_asked_for) {
     play_ok("local a, b, c = run{ trace = 'a' }, run{ trace = 'a' }, run{ trace = 'a' }\n"
             "paired({ a, b }, { b, c }, { metric = 'ttft_ms', resamples = 10, seed = 7 })");
     ck_assert_str_eq(host.paired, "ttft_ms 2 4/5 5/6 10 7");
+    ck_assert_str_eq(host.findings[host.finding_count - 1], "paired 1|4,5|5,6|ttft_ms|1.25");
 }
 END_TEST
 

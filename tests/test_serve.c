@@ -979,10 +979,12 @@ START_TEST(what_runs_ends_before_the_server_does) {
     await_metric(r, "cedar_requests_running", 2);
     cedar_serve_stop(r->server);
     reply a = { 0 };
-    for (int i = 0; i < 200; i++) {                      /* the engine thread sees the wish within a step */
+    for (int i = 0; i < WAIT_S * 100; i++) {             /* the engine thread sees the wish within a step */
         a = ask(r, "GET", "/health", "");
         if (a.status == 503) break;
         reply_free(&a);
+        a = (reply){ 0 };
+        nanosleep(&(struct timespec){ .tv_nsec = 1000000 }, NULL);
     }
     expect_refusal(&(reply){ a.status, a.all, (char[]){ "{\"error\":{\"message\":\"draining\",\"type\":\"\"}}" } }, 503,
                    NULL, NULL);
