@@ -54,7 +54,7 @@ dump() {
             WHERE name NOT IN (SELECT column_name FROM timing_columns WHERE table_name = '$table')")
         key=$(sql "$db" "SELECT group_concat('\"' || name || '\"', ', ') FROM pragma_table_info('$table') WHERE pk > 0")
         echo "-- $table"
-        sql "$db" "SELECT $columns FROM \"$table\" ORDER BY $key"
+        sql "$db" "SELECT $columns FROM \"$table\" ORDER BY ${key:-rowid}"
     done
 }
 
