@@ -294,7 +294,8 @@ static cedar_status put_manifest(const text_report *r, cedar_err *err) {
     sqlite3_finalize(q);
     if (st) return st;
     st = reports_prepare(r->db, r->path, "SELECT run_id, label, model_name, model_origin, " REPORTS_BACKEND
-                         ", CASE backend WHEN 'http' THEN 'endpoint' ELSE arith END, clock, lanes, trace_paths, "
+                         ", CASE backend WHEN 'http' THEN 'endpoint' ELSE arith END, clock, lanes, "
+                         "IIF(trace_paths = '', 'no traces', trace_paths), "
                          "COALESCE(event_hash, 'none yet') FROM runs "
                          "ORDER BY run_id", &q, err);
     while (!st && !(st = reports_next(r->db, r->path, q, &row, err)) && row)
