@@ -22,6 +22,10 @@ template <class Weights> static constexpr int few_per_sm(int tiles, bool deep) {
     return deep || tiles == 4 ? 1 : tiles == 2 ? 2 : Weights::FEW_PER_SM;
 }
 
+/* A value of this lane that stays in a register. Left to itself the compiler works addresses out again in each round
+ * of a loop, from the thread's number on, a quarter of all instructions there; a shuffle it can only do once. */
+static __device__ __forceinline__ uint32_t kept(uint32_t v) { return __shfl_sync(~0u, v, threadIdx.x % 32); }
+
 /* FEW_N outputs by 8 * TILES rows of plain activations at a time, a warp for each segment of K; with the weights of the
  * next blocks on their way to shared memory of each warp's own. A block goes on to every gridDim.x-th tile of outputs
  * without letting that stream end, and its warps change segments then, since some segments are longer. */
@@ -33,7 +37,8 @@ static __global__ void __launch_bounds__(32 * FEW_WARPS, few_per_sm<Weights>(TIL
         WIDTH = 8 * TILES,
         PIECES = Weights::BLOCK_PIECES,
         COPIES = FEW_N * PIECES / 32,
-        ROWS_AT_ONCE = 32 / PIECES
+        ROWS_AT_ONCE = 32 / PIECES,
+        EIGHT_ROWS = 8 * PIECES * 16
     };
     extern __shared__ __align__(1024) uint8_t stages[];
     __shared__ float part[2][SEGMENTS][FEW_N][WIDTH + 1];
@@ -44,18 +49,28 @@ static __global__ void __launch_bounds__(32 * FEW_WARPS, few_per_sm<Weights>(TIL
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     int blocks = (int)((w.k_count + K_BLOCK - 1) / K_BLOCK), z_rows = (int)blockIdx.z * src.z_rows,
         n_count = (int)src.n_count, last = n_count - 1, step = (int)gridDim.x * FEW_N;
-    bool whole = w.k_count % K_BLOCK == 0;
-    uint8_t *mine = stages + warp * stage::COUNT * stage::BYTES;
-    /* the stream: `left` more blocks of the segment of the tile at load_n, the next from these addresses to slot
-     * load_to; what this lane copies of each */
-    int load_n = (int)blockIdx.x * FEW_N - step, load_turn = warp - 1, left = 0, load_to = 0, load_b = 0;
-    const uint8_t *from[COPIES], *scales = NULL;
-    int place[COPIES];
+    /* slots of this warp's stream in shared memory, and where in one this lane reads and copies */
+    const uint32_t begin = kept((uint32_t)__cvta_generic_to_shared(stages) +
+                                (uint32_t)warp * stage::COUNT * stage::BYTES),
+                   finish = kept(begin + stage::COUNT * stage::BYTES), half0 = kept(Weights::at(g, 0, t)),
+                   half1 = kept(Weights::at(g, 1, t)), scale_at = kept((uint32_t)(stage::CODES + g * 4 + t / 2)),
+                   scale_to = kept((uint32_t)(stage::CODES + lane % FEW_N * 4));
+    uint32_t place[COPIES];
 #pragma unroll
     for (int i = 0; i < COPIES; i++) {
         int r = i * ROWS_AT_ONCE + lane / PIECES;
-        place[i] = (r * PIECES + Weights::place(r, lane % PIECES)) * 16;
+        place[i] = kept((uint32_t)(r * PIECES + Weights::place(r, lane % PIECES)) * 16);
     }
+    /* Blocks of K in which this lane's piece lies: the last block may be shorter. Scales of whole blocks come four at a
+     * time, unless a row's begin in the middle of a word. */
+    const int there = (int)kept((uint32_t)((w.row_bytes() - lane % PIECES * 16 + PIECES * 16 - 1) / (PIECES * 16)));
+    enum { NO_SCALES, WORDS, BYTES_APART };
+    const uint32_t scale_mode = kept(!Weights::SCALED || lane >= FEW_N ? NO_SCALES
+                                     : w.k_blocks % 4 == 0 && ((uintptr_t)w.scales_data() & 3) == 0 ? WORDS
+                                     : BYTES_APART);
+    /* the stream: `left` more blocks of the segment of the tile at load_n; the next one, load_b, is there */
+    int load_n = (int)blockIdx.x * FEW_N - step, load_turn = warp - 1, left = 0, load_b = 0;
+    const uint8_t *from[COPIES], *scales = NULL;
     auto next_segment = [&] {
         while (left == 0 && load_n < n_count) { /* a segment may be empty */
             int end;
@@ -75,26 +90,25 @@ static __global__ void __launch_bounds__(32 * FEW_WARPS, few_per_sm<Weights>(TIL
             }
         }
     };
-    auto load_next = [&] {
+    auto load_next = [&](uint32_t to) {         /* to that slot */
         if (left == 0) next_segment();
         if (left) {
-            uint32_t to = (uint32_t)__cvta_generic_to_shared(mine) + (uint32_t)load_to;
-            bool there = whole || (load_b * PIECES + lane % PIECES) * 16 < (int)w.row_bytes();
 #pragma unroll
             for (int i = 0; i < COPIES; i++) {
-                copy16(to + (uint32_t)place[i], from[i], there);
+                copy16(to + place[i], from[i], load_b < there);
                 from[i] += PIECES * 16;
             }
-            if (Weights::SCALED && lane < FEW_N)
-                copy_scales(mine + load_to + stage::CODES + lane * 4, scales, whole ? 4 : (int)w.k_blocks - 4 * load_b);
-            if (Weights::SCALED) scales += 4;
-            load_to = load_to + stage::BYTES == stage::COUNT * stage::BYTES ? 0 : load_to + stage::BYTES;
+            if (Weights::SCALED) {
+                copy4(to + scale_to, scales, scale_mode == WORDS);
+                if (scale_mode == BYTES_APART) copy_scales(to + scale_to, scales, (int)w.k_blocks - 4 * load_b);
+                scales += 4;
+            }
             load_b++;
             left--;
         }
         copies_commit();
     };
-    for (int i = 0; i < stage::COUNT - 1; i++) load_next();
+    for (int i = 0; i < stage::COUNT - 1; i++) load_next(begin + i * stage::BYTES);
     if (!src.experts) await_launch();
     allow_launch();
     const uint16_t *xr[TILES];
@@ -103,24 +117,28 @@ static __global__ void __launch_bounds__(32 * FEW_WARPS, few_per_sm<Weights>(TIL
         int i = 8 * n + g < (int)it.count ? 8 * n + g : (int)it.count - 1;
         xr[n] = src.x + (uint64_t)src.from(it.first + i) * (unsigned)blocks * K_BLOCK + 16 * t;
     }
-    int at = 0, turn = 0, seg = warp;
+    int turn = 0, seg = warp;
+    uint32_t at = begin, before = finish - stage::BYTES;    /* slots: of the next block, and the one it follows */
     for (int n0 = (int)blockIdx.x * FEW_N; n0 < n_count; n0 += step, turn ^= 1, seg = (seg + 1) % SEGMENTS) {
         float acc[TILES][4] = {};
         int b, end;
         segment(blocks, seg, &b, &end);
-        for (; b < end; b++) {
+        const uint16_t *xb[TILES];
+#pragma unroll
+        for (int n = 0; n < TILES; n++) xb[n] = xr[n] + b * K_BLOCK;
+        for (int more = (int)kept((uint32_t)(end - b)); more > 0; more--) {
             uint4 x[4];                         /* of the first tile, before the wait */
 #pragma unroll
-            for (int e = 0; e < 4; e++) x[e] = *(const uint4 *)(xr[0] + b * K_BLOCK + e / 2 * 64 + e % 2 * 8);
+            for (int e = 0; e < 4; e++) x[e] = *(const uint4 *)(xb[0] + e / 2 * 64 + e % 2 * 8);
             copies_wait<stage::COUNT - 2>();
             __syncwarp();
-            const uint8_t *codes = mine + at;
-            at = at + stage::BYTES == stage::COUNT * stage::BYTES ? 0 : at + stage::BYTES;
 #pragma unroll
             for (int half = 0; half < 2; half++) {
-                typename Weights::raw r0 = Weights::read(codes, g, half, t), r1 = Weights::read(codes, g + 8, half, t);
-                const uint8_t *s = codes + stage::CODES + g * 4 + half * 2 + t / 2;
-                typename Weights::scale s0(Weights::SCALED ? s[0] : 0), s1(Weights::SCALED ? s[32] : 0);
+                uint32_t row = at + (half ? half1 : half0);
+                typename Weights::raw r0 = Weights::read(row), r1 = Weights::read(row + EIGHT_ROWS);
+                uint32_t s = at + scale_at + (uint32_t)half * 2;
+                typename Weights::scale s0(Weights::SCALED ? shared_1(s) : 0),
+                    s1(Weights::SCALED ? shared_1(s + 32) : 0);
 #pragma unroll
                 for (int i = 0; i < 2; i++) {
                     uint32_t f0[4], f1[4];
@@ -129,14 +147,18 @@ static __global__ void __launch_bounds__(32 * FEW_WARPS, few_per_sm<Weights>(TIL
                     uint32_t a[2][4] = { { f0[0], f1[0], f0[1], f1[1] }, { f0[2], f1[2], f0[3], f1[3] } };
 #pragma unroll
                     for (int n = 0; n < TILES; n++) {
-                        uint4 v = n == 0 ? x[2 * half + i] : *(const uint4 *)(xr[n] + b * K_BLOCK + half * 64 + i * 8);
+                        uint4 v = n == 0 ? x[2 * half + i] : *(const uint4 *)(xb[n] + half * 64 + i * 8);
                         mma(acc[n], a[0], v.x, v.y);
                         mma(acc[n], a[1], v.z, v.w);
                     }
                 }
             }
+#pragma unroll
+            for (int n = 0; n < TILES; n++) xb[n] += K_BLOCK;
             __syncwarp();                       /* the slot before this one may be written */
-            load_next();
+            load_next(before);
+            before = at;
+            at = at + stage::BYTES == finish ? begin : at + stage::BYTES;
         }
 #pragma unroll
         for (int n = 0; n < TILES; n++)

@@ -65,8 +65,7 @@ static __global__ void __launch_bounds__(32 * MANY_WARPS, 1) many_kernel(source 
             copy16(to + w_to + i * W_STEP * W_PIECES * 16, w_from[i] + block * W_PIECES * 16,
                    block * W_PIECES * 16 < w_left);
         if (Weights::SCALED && threadIdx.x < MANY_N)
-            copy_scales(stages + block % stage::COUNT * stage::BYTES + stage::SCALES + threadIdx.x * 4,
-                        scales + 4 * block, (int)w.k_blocks - 4 * block);
+            copy_scales(to + stage::SCALES + threadIdx.x * 4, scales + 4 * block, (int)w.k_blocks - 4 * block);
     };
     for (int b = 0; b < stage::COUNT - 1; b++) {
         if (b < blocks) load(b);
@@ -77,12 +76,13 @@ static __global__ void __launch_bounds__(32 * MANY_WARPS, 1) many_kernel(source 
     typename Weights::raw raw[2][2];            /* [half of a block][row] */
     uint8_t s[2][2] = { { 127, 127 }, { 127, 127 } };
     auto read = [&](int block, int half) {
-        const uint8_t *from = stages + block % stage::COUNT * stage::BYTES;
+        uint32_t from = base + (uint32_t)(block % stage::COUNT) * stage::BYTES;
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             int row = warp * 16 + g + 8 * r;
-            raw[half][r] = Weights::read(from + stage::WEIGHTS, row, half, t);
-            if (Weights::SCALED) s[half][r] = from[stage::SCALES + row * 4 + half * 2 + t / 2];
+            raw[half][r] = Weights::read(from + stage::WEIGHTS + Weights::at(row, half, t));
+            if (Weights::SCALED)
+                s[half][r] = shared_1(from + stage::SCALES + (uint32_t)(row * 4 + half * 2 + t / 2));
         }
     };
     /* values 64 (i / 2) + 16 t + 8 (i % 2) on of a block */

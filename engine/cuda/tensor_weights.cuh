@@ -7,9 +7,28 @@
 
 /* A weight type says where a row's codes and scales lie, and reads one row's 16 values from 64 half + 16 t on of a
  * block whose rows lie in shared memory, BLOCK_PIECES pieces of 16 bytes each. Piece p of row r is at place(r, p), so
- * that a quarter of a warp meets all banks. SCALED: four scale bytes a row and block. FEW_STAGES, FEW_PER_SM: blocks
+ * that a quarter of a warp meets all banks; place is the same eight rows on. The values are at(r, half, t) bytes
+ * behind the block, and read takes their address in shared memory. SCALED: four scale bytes a row and block. FEW_STAGES, FEW_PER_SM: blocks
  * under way a warp, and thread blocks a multiprocessor, of the kernel for few rows; DEEP_STAGES: when there is a
  * multiprocessor for each thread block. */
+
+static __device__ __forceinline__ uint4 shared_16(uint32_t from) {
+    uint4 v;
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(from));
+    return v;
+}
+
+static __device__ __forceinline__ uint2 shared_8(uint32_t from) {
+    uint2 v;
+    asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(from));
+    return v;
+}
+
+static __device__ __forceinline__ uint8_t shared_1(uint32_t from) {
+    uint32_t v;
+    asm volatile("ld.shared.u8 %0, [%1];" : "=r"(v) : "r"(from));
+    return (uint8_t)v;
+}
 
 /* FP8 with a scale per 32 x 32 tile. */
 struct fp8_tiles {
@@ -21,11 +40,13 @@ struct fp8_tiles {
     __device__ __forceinline__ const uint8_t *row_data(int64_t row) const { return code + row * k_count; }
     __device__ __forceinline__ int64_t row_bytes() const { return k_count; }
     __device__ __forceinline__ const uint8_t *row_scale(int64_t row) const { return scales + row / 32 * k_blocks; }
+    __device__ __forceinline__ const uint8_t *scales_data() const { return scales; }
     static __device__ __forceinline__ int place(int row, int piece) { return piece ^ (row % 2 * 4 + row / 2 % 4); }
     typedef uint4 raw;
-    static __device__ __forceinline__ raw read(const uint8_t *block, int row, int half, int t) {
-        return *(const uint4 *)(block + row * 128 + place(row, 4 * half + t) * 16);
+    static __device__ __forceinline__ uint32_t at(int row, int half, int t) {
+        return (uint32_t)(row * 128 + place(row, 4 * half + t) * 16);
     }
+    static __device__ __forceinline__ raw read(uint32_t from) { return shared_16(from); }
     struct scale : factor {
         __device__ __forceinline__ scale(uint8_t b) : factor(b, E4M3_GAP) {}
     };
@@ -44,11 +65,13 @@ struct fp4_rows {
     __device__ __forceinline__ const uint8_t *row_data(int64_t row) const { return code + row * k_count / 2; }
     __device__ __forceinline__ int64_t row_bytes() const { return k_count / 2; }
     __device__ __forceinline__ const uint8_t *row_scale(int64_t row) const { return scales + row * k_blocks; }
+    __device__ __forceinline__ const uint8_t *scales_data() const { return scales; }
     static __device__ __forceinline__ int place(int row, int piece) { return piece ^ row / 2 % 2 * 2; }
     typedef uint2 raw;
-    static __device__ __forceinline__ raw read(const uint8_t *block, int row, int half, int t) {
-        return *(const uint2 *)(block + row * 64 + place(row, 2 * half + t / 2) * 16 + t % 2 * 8);
+    static __device__ __forceinline__ uint32_t at(int row, int half, int t) {
+        return (uint32_t)(row * 64 + place(row, 2 * half + t / 2) * 16 + t % 2 * 8);
     }
+    static __device__ __forceinline__ raw read(uint32_t from) { return shared_8(from); }
     struct scale : factor {
         __device__ __forceinline__ scale(uint8_t b) : factor(b, E2M1_GAP) {}
     };
@@ -65,12 +88,15 @@ struct bf16_rows {
     __device__ __forceinline__ const uint8_t *row_data(int64_t row) const { return data + 2 * row * k_count; }
     __device__ __forceinline__ int64_t row_bytes() const { return 2 * k_count; }
     __device__ __forceinline__ const uint8_t *row_scale(int64_t) const { return NULL; }
+    __device__ __forceinline__ const uint8_t *scales_data() const { return NULL; }
     static __device__ __forceinline__ int place(int row, int piece) { return piece ^ row % 8; }
     struct raw { uint4 v[2]; };
-    static __device__ __forceinline__ raw read(const uint8_t *block, int row, int half, int t) {
-        const uint8_t *r = block + row * 256;
-        return raw{ { *(const uint4 *)(r + place(row, 8 * half + 2 * t) * 16),
-                      *(const uint4 *)(r + place(row, 8 * half + 2 * t + 1) * 16) } };
+    static __device__ __forceinline__ uint32_t at(int row, int half, int t) {
+        return (uint32_t)(row * 256 + place(row, 8 * half + 2 * t) * 16);
+    }
+    /* the second piece is the neighbour, blocks being multiples of 32 bytes */
+    static __device__ __forceinline__ raw read(uint32_t from) {
+        return raw{ { shared_16(from), shared_16(from ^ 16) } };
     }
     struct scale {
         __device__ __forceinline__ scale(uint8_t) {}
@@ -94,14 +120,20 @@ template <int LEFT> static __device__ __forceinline__ void copies_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
 }
 
+/* 4 bytes to shared memory, if wanted; both addresses are multiples of 4. */
+static __device__ __forceinline__ void copy4(uint32_t to, const void *from, bool wanted) {
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %2, 0; @p cp.async.ca.shared.global [%0], [%1], 4; }" ::"r"(to),
+                 "l"(from), "r"((uint32_t)wanted));
+}
+
 /* The four scales of a row's block to shared memory; those out of K, of which there are `left` still, as 1. */
-static __device__ __forceinline__ void copy_scales(uint8_t *to, const uint8_t *from, int left) {
+static __device__ __forceinline__ void copy_scales(uint32_t to, const uint8_t *from, int left) {
     if (left >= 4 && ((uintptr_t)from & 3) == 0) {
-        asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"((uint32_t)__cvta_generic_to_shared(to)),
-                     "l"(from));
+        copy4(to, from, true);
         return;
     }
-    for (int i = 0; i < 4; i++) to[i] = i < left ? from[i] : 127;
+    for (int i = 0; i < 4; i++)
+        asm volatile("st.shared.u8 [%0], %1;" ::"r"(to + (uint32_t)i), "r"((uint32_t)(i < left ? from[i] : 127)));
 }
 
 /* Blocks [first, last) of a segment. */
