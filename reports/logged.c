@@ -240,13 +240,17 @@ static cedar_status read_run(reader *r, sqlite3_stmt *q) {
     return st;
 }
 
-static cedar_status load_runs(sqlite3 *db, const char *path, int64_t only, cedar_logged *out, cedar_err *err) {
+static cedar_status load_runs(sqlite3 *db, const char *path, cedar_run_range range, cedar_logged *out,
+                              cedar_err *err) {
     sqlite3_stmt *q;
     bool row;
     cedar_status st = reports_prepare(db, path, "SELECT run_id, label, model_name, backend, arith, clock, replay, "
-                                      "window, page_tokens, config_json, device FROM runs WHERE ? IN (0, run_id) "
+                                      "window, page_tokens, config_json, device FROM runs WHERE run_id BETWEEN ? AND ? "
                                       "AND backend <> 'imported' ORDER BY run_id", &q, err);
-    if (!st) sqlite3_bind_int64(q, 1, only);
+    if (!st) {
+        sqlite3_bind_int64(q, 1, range.first);
+        sqlite3_bind_int64(q, 2, range.last);
+    }
     while (!st && !(st = reports_next(db, path, q, &row, err)) && row) {
         cedar_logged_run *grown = cedar_realloc(out->runs, out->run_count + 1, sizeof *grown);
         if (!grown) {
@@ -260,8 +264,11 @@ static cedar_status load_runs(sqlite3 *db, const char *path, int64_t only, cedar
     }
     sqlite3_finalize(q);
     if (st || out->run_count) return st;
-    return only ? cedar_fail(err, CEDAR_E_ARG, "%s: has no run %lld with an engine", path, (long long)only)
-                : cedar_fail(err, CEDAR_E_ARG, "%s: has no run with an engine", path);
+    if (range.last == INT64_MAX) return cedar_fail(err, CEDAR_E_ARG, "%s: has no run with an engine", path);
+    return range.first == range.last
+               ? cedar_fail(err, CEDAR_E_ARG, "%s: has no run %lld with an engine", path, (long long)range.first)
+               : cedar_fail(err, CEDAR_E_ARG, "%s: has no run from %lld to %lld with an engine", path,
+                            (long long)range.first, (long long)range.last);
 }
 
 static cedar_status load_manifest(sqlite3 *db, const char *path, cedar_logged *out, cedar_err *err) {
@@ -278,14 +285,14 @@ static cedar_status load_manifest(sqlite3 *db, const char *path, cedar_logged *o
     return st;
 }
 
-cedar_status cedar_logged_load(const char *path, int64_t only, cedar_logged **out, cedar_err *err) {
+cedar_status cedar_logged_load(const char *path, cedar_run_range range, cedar_logged **out, cedar_err *err) {
     sqlite3 *db;
     *out = NULL;
     cedar_status st = reports_open(path, &db, err);
     if (st) return st;
     cedar_logged *l = cedar_calloc(1, sizeof *l);
     st = l ? load_manifest(db, path, l, err) : cedar_fail(err, CEDAR_E_OOM, "%s: no memory for its steps", path);
-    if (!st) st = load_runs(db, path, only, l, err);
+    if (!st) st = load_runs(db, path, range, l, err);
     sqlite3_close(db);
     if (st) cedar_logged_free(l);
     else *out = l;

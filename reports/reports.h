@@ -88,9 +88,13 @@ typedef struct cedar_logged {
     uint32_t run_count;
 } cedar_logged;
 
-/* The steps of run `only`, or of all runs that had an engine (0). CEDAR_E_ARG: none, several engines, or several steps
- * a row; CEDAR_E_FORMAT: tables that contradict each other. Owned by the caller. */
-cedar_status cedar_logged_load(const char *path, int64_t only, cedar_logged **out, cedar_err *err) CEDAR_USE_RESULT;
+/* Runs by number; last INT64_MAX: to the end. */
+typedef struct cedar_run_range { int64_t first, last; } cedar_run_range;
+
+/* The steps of the runs in the range that had an engine. CEDAR_E_ARG: none, several engines, or several steps a row;
+ * CEDAR_E_FORMAT: tables that contradict each other. Owned by the caller. */
+cedar_status cedar_logged_load(const char *path, cedar_run_range range, cedar_logged **out,
+                               cedar_err *err) CEDAR_USE_RESULT;
 void cedar_logged_free(cedar_logged *l);
 
 /* Reports. `width` is the terminal's width in columns for text, taken as 60 when smaller; `color` allows ANSI colours.

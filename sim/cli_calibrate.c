@@ -16,7 +16,7 @@ enum { SHAPES_MAX = 64 };       /* graphs that the engine keeps; the least recen
 
 typedef struct calibration {
     const char *db, *out, *base_name, *device;
-    int64_t run;                /* 0: all */
+    cedar_run_range runs;
     uint32_t held, of;
     uint64_t seed;
     char data_dir[1024];
@@ -70,10 +70,10 @@ static cedar_status check_run(const calibration *x, const cedar_logged_run *r, c
     if (strcmp(r->model, first->model) || strcmp(r->arith, first->arith) || strcmp(r->graphs, first->graphs))
         return cedar_fail(err, CEDAR_E_ARG,
                           "%s: run %lld (%s, %s, graphs %s) differs from run %lld (%s, %s, graphs %s) in model, arith "
-                          "or graphs; give one with --run", x->db, id, r->model, r->arith, r->graphs,
+                          "or graphs; choose with --run", x->db, id, r->model, r->arith, r->graphs,
                           (long long)first->run_id, first->model, first->arith, first->graphs);
     if (strcmp(r->device, first->device))
-        return cedar_fail(err, CEDAR_E_ARG, "%s: run %lld ran on \"%s\", run %lld on \"%s\"; give one with --run",
+        return cedar_fail(err, CEDAR_E_ARG, "%s: run %lld ran on \"%s\", run %lld on \"%s\"; choose with --run",
                           x->db, id, r->device, (long long)first->run_id, first->device);
     if (graphs_of(r) < 0 || cut_of(r) < 0)
         return cedar_fail(err, CEDAR_E_FORMAT,
@@ -83,7 +83,7 @@ static cedar_status check_run(const calibration *x, const cedar_logged_run *r, c
 }
 
 static cedar_status load(calibration *x, cedar_err *err) {
-    cedar_status st = cedar_logged_load(x->db, x->run, &x->logged, err);
+    cedar_status st = cedar_logged_load(x->db, x->runs, &x->logged, err);
     for (uint32_t i = 0; i < (st ? 0 : x->logged->run_count) && !st; i++) st = check_run(x, &x->logged->runs[i], err);
     if (st) return st;
     x->graphs = (cedar_graphs)graphs_of(&x->logged->runs[0]);
@@ -439,6 +439,20 @@ static bool read_share(const char *text, uint32_t *held, uint32_t *of) {
     return true;
 }
 
+/* "7" or "3-7". */
+static bool read_range(const char *text, cedar_run_range *out) {
+    char first[24];
+    uint64_t a, b;
+    size_t n = strcspn(text, "-");
+    if (n >= sizeof first) return false;
+    snprintf(first, sizeof first, "%.*s", (int)n, text);
+    if (!read_whole(first, INT64_MAX - 1, &a) || !a) return false;
+    b = a;
+    if (text[n] && (!read_whole(text + n + 1, INT64_MAX - 1, &b) || b < a)) return false;
+    *out = (cedar_run_range){ (int64_t)a, (int64_t)b };
+    return true;
+}
+
 static int read_words(calibration *x, int argc, char **argv) {
     static const struct option options[] = { { "output", required_argument, NULL, 'o' },
                                              { "hardware", required_argument, NULL, 'w' },
@@ -449,7 +463,6 @@ static int read_words(calibration *x, int argc, char **argv) {
                                              { "replace", no_argument, NULL, 'r' },
                                              { NULL, 0, NULL, 0 } };
     for (int c; (c = getopt_long(argc, argv, "o:r", options, NULL)) != -1;) {
-        uint64_t n;
         switch (c) {
         case 'o': x->out = optarg; break;
         case 'w': x->base_name = optarg; break;
@@ -460,9 +473,9 @@ static int read_words(calibration *x, int argc, char **argv) {
                 return cedar_cli_usage("calibrate", "--held-out is %s; it must be a share like 1/4", optarg);
             break;
         case 'n':
-            if (!read_whole(optarg, INT64_MAX, &n) || !n)
-                return cedar_cli_usage("calibrate", "--run is %s; it must be the number of a run", optarg);
-            x->run = (int64_t)n;
+            if (!read_range(optarg, &x->runs))
+                return cedar_cli_usage("calibrate", "--run is %s; it must be the number of a run, or two like 3-7",
+                                       optarg);
             break;
         case 's':
             if (!read_whole(optarg, UINT64_MAX, &x->seed))
@@ -477,7 +490,7 @@ static int read_words(calibration *x, int argc, char **argv) {
 }
 
 int cedar_cli_calibrate(int argc, char **argv) {
-    calibration x = { .base_name = "h200", .held = 1, .of = 4, .seed = 1 };
+    calibration x = { .base_name = "h200", .runs = { 1, INT64_MAX }, .held = 1, .of = 4, .seed = 1 };
     int code = read_words(&x, argc, argv);
     if (code) return code;
     cedar_cli_data_dir(x.data_dir, sizeof x.data_dir);

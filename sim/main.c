@@ -139,8 +139,8 @@ static const cedar_verb verbs[] = {
       cedar_cli_bench },
     { "calibrate", "fit a hardware description to the steps that a GPU run logged",
       "usage: cedar calibrate RUN.db -o NAME.lua [--hardware NAME] [--device TEXT] [--held-out 1/4] [--seed N]\n"
-      "                       [--run N] [--replace]\n"
-      "       cedar calibrate RUN.db [--hardware NAME] [--run N]\n"
+      "                       [--run N-M] [--replace]\n"
+      "       cedar calibrate RUN.db [--hardware NAME] [--run N-M]\n"
       "\n"
       "Fits efficiencies of the cost model to measured steps and writes a description for hardware=... of modelled\n"
       "runs; prints mean and worst error on the fitted and on the held-out steps, by kind of step. The model, the\n"
@@ -152,7 +152,7 @@ static const cedar_verb verbs[] = {
       "      --device TEXT    which device it was (default: what the database says)\n"
       "      --held-out A/B   share of the steps that is only predicted (default 1/4)\n"
       "      --seed N         of the stream that chooses them (default 1)\n"
-      "      --run N          one run of the database alone (default: all)\n"
+      "      --run N, N-M     these runs of the database alone (default: all)\n"
       "  -r, --replace        overwrite a description that is there\n"
       "\n"
       "example:\n"

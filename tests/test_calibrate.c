@@ -121,7 +121,7 @@ START_TEST(derived_positions_give_the_logged_price) {
     cedar_logged *l;
     int64_t live = cedar_mem_live();
     OK(cedar_cost_make(&c, &hw, &(cedar_cost_switches){ .graphs = CEDAR_GRAPHS_SPLIT }, &k, &failure));
-    OK(cedar_logged_load(in_dir("measured.db"), 0, &l, &failure));
+    OK(cedar_logged_load(in_dir("measured.db"), (cedar_run_range){ 1, INT64_MAX }, &l, &failure));
     ck_assert_uint_eq(l->run_count, 5);
     uint32_t mixed = 0, shared = 0, trimmed = 0;
     for (uint32_t i = 0; i < l->run_count; i++) {
@@ -154,7 +154,7 @@ START_TEST(steps_of_missing_requests_are_left_out) {
     copy("measured.db", "missing.db");
     sql("missing.db", "DELETE FROM requests WHERE run_id = 1 AND request_id = (SELECT MAX(request_id) FROM requests "
         "WHERE run_id = 1)");
-    OK(cedar_logged_load(in_dir("missing.db"), 1, &l, &failure));
+    OK(cedar_logged_load(in_dir("missing.db"), (cedar_run_range){ 1, 1 }, &l, &failure));
     uint32_t known = 0;
     for (uint32_t n = 0; n < l->runs[0].step_count; n++) known += l->runs[0].steps[n].known;
     ck_assert_uint_gt(known, 0);
@@ -172,7 +172,7 @@ START_TEST(a_count_that_disagrees_leaves_its_step_out) {
     snprintf(change, sizeof change, "UPDATE steps SET %s = %s + 1 WHERE run_id = 2 AND step_id = 900", counts[_i],
              counts[_i]);
     sql("counts.db", change);
-    OK(cedar_logged_load(in_dir("counts.db"), 2, &l, &failure));
+    OK(cedar_logged_load(in_dir("counts.db"), (cedar_run_range){ 2, 2 }, &l, &failure));
     ck_assert_uint_gt(l->runs[0].step_count, 900);
     for (uint32_t n = 0; n < l->runs[0].step_count; n++)
         ck_assert_int_eq(l->runs[0].steps[n].known, l->runs[0].steps[n].step_id != 900);
@@ -305,6 +305,10 @@ static const struct { const char *change, *words, *says; } refusals[] = {
       "run 2 has draft_tokens = 3" },
     { "", "--held-out 1/1000 --run 3 --seed 3", "no step is held out" },
     { "", "--run 9", "has no run 9" },
+    { "", "--run 9-12", "has no run from 9 to 12" },
+    { "", "--run 3-2", "two like 3-7" },
+    { "", "--run 1-", "two like 3-7" },
+    { "", "--run 0", "two like 3-7" },
     { "", "--held-out 4/4", "--held-out is 4/4" },
     { "", "--hardware nosuch", "hardware \"nosuch\" is not known" },
 };
