@@ -4,7 +4,7 @@
 # usage: tools/evidence.sh -o FOLDER [-c CEDAR] [-t TEST_GPU] PART...
 #   -c, -t    the program (default ./cedar) and the GPU tests (default build/release-gcc/tests/test_gpu)
 #   parts     operators same_bits plans golden    suites of the GPU tests
-#             memcheck racecheck                  compute-sanitizer over the golden vectors of one tiny model
+#             memcheck racecheck                  compute-sanitizer: the golden vectors of one tiny model; one prompt
 #             bench peers                         cedar bench gpu; torch operators beside its figures
 #             agentx audit                        scenarios/h200-agentx.lua and audit-gpu.lua, with their databases
 #             audit_both                          audit-gpu on the tiny model, GPU beside CPU
@@ -29,9 +29,11 @@ sanitizer=$(command -v compute-sanitizer || echo /usr/local/cuda/bin/compute-san
 command_of() {
     case $1 in
     operators | same_bits | plans | golden) echo "$tests $1" ;;
-    memcheck | racecheck)
-        echo "$sanitizer --tool $1 --error-exitcode 9 $cedar check-golden tests/golden/tiny-s1" \
+    memcheck)
+        echo "$sanitizer --tool memcheck --error-exitcode 9 $cedar check-golden tests/golden/tiny-s1" \
             "--backend cuda --arith bf16" ;;
+    racecheck)      # hundreds of times slower than the program: few steps
+        echo "$sanitizer --tool racecheck --error-exitcode 9 $cedar run tests/gpu/few_steps.lua -r -o $out/few_steps.db" ;;
     bench) echo "$cedar bench gpu --csv --repeat ${EVIDENCE_REPEAT:-20}" ;;
     peers) echo "python3 tests/peers/torch_ops.py --repeat ${EVIDENCE_REPEAT:-20} --ours $out/bench.txt" ;;
     agentx) echo "$cedar run scenarios/h200-agentx.lua -r -o $out/h200-agentx.db" ;;

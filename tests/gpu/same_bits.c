@@ -1,6 +1,7 @@
 /* Class D1: a row's logits have the same bits alone and in any batch, in any order, in any chunking, as prefill and as
  * decode, with graphs and without, and in a graph that was captured with other inputs. Small models in all arithmetics,
  * and flash-e32 in bf16, for the kernels that only real shapes take. */
+#include "base/clock.h"
 #include "tests/engine_rig.h"
 #include "tests/gpu/suites.h"
 
@@ -18,6 +19,7 @@ enum { SHAPES = 6, SMALL = 5 };
 
 typedef struct bed {
     const struct shape *shape;
+    int64_t start_ns;
     rig r[2];                       /* with graphs, and without */
     int32_t token[STREAMS][TOKENS_MAX];
     float *alone[STREAMS];          /* logits by position, fed alone and at once, without graphs */
@@ -50,6 +52,7 @@ static void open_rig(bed *b, int i) {
 static bed *open_bed(const struct shape *shape) {
     bed *b = calloc(1, sizeof *b);
     b->shape = shape;
+    b->start_ns = cedar_now_ns();
     for (int i = 0; i < 2; i++) open_rig(b, i);
     const cedar_replay_rules exact = rules_exact(&b->r[1]);
     for (uint32_t s = 0; s < shape->streams; s++) {
@@ -65,7 +68,10 @@ static bed *open_bed(const struct shape *shape) {
     return b;
 }
 
-static void close_bed(bed *b) {
+static void close_bed(bed *b, const char *test) {
+    static const char *const ariths[] = { "wide", "f32", "bf16" };
+    printf("same bits, %s, %s %s: %.1f s\n", test, b->shape->name, ariths[b->shape->arith],
+           (double)(cedar_now_ns() - b->start_ns) / 1e9);
     for (uint32_t s = 0; s < b->shape->streams; s++) free(b->alone[s]);
     free(b->rows);
     for (int i = 0; i < 2; i++) {
@@ -131,7 +137,7 @@ START_TEST(batches_and_chunks) {
         while (!done(b, r, seq)) random_step(b, r, 1000 + trial, &draw, seq);
         for (uint32_t s = 0; s < b->shape->streams; s++) cedar_seq_close(r->e, seq[s]);
     }
-    close_bed(b);
+    close_bed(b, "batches_and_chunks");
 }
 END_TEST
 
@@ -149,7 +155,7 @@ START_TEST(decode_is_prefill) {
         cedar_seq_close(r->e, seq);
         free(logits);
     }
-    close_bed(b);
+    close_bed(b, "decode_is_prefill");
 }
 END_TEST
 
@@ -180,7 +186,7 @@ START_TEST(graphs_on_other_inputs) {
         }
     free(x);
     free(y);
-    close_bed(b);
+    close_bed(b, "graphs_on_other_inputs");
 }
 END_TEST
 
