@@ -8,6 +8,7 @@
 
 #include "audit/audit.h"
 #include "audit/audit_int.h"
+#include "base/json.h"
 
 #define AT(member) offsetof(cedar_audit_opts, member), sizeof(((cedar_audit_opts *)0)->member)
 
@@ -236,13 +237,10 @@ void cedar_audit_get(const cedar_audit_opts *o, const cedar_audit_option *k, cha
 }
 
 static size_t put_json(char *out, size_t bytes, size_t at, const char *text) {
+    char code[CEDAR_JSON_CHAR_BYTES];
     if (at + 1 < bytes) out[at++] = '"';
-    for (; *text && at + 7 < bytes; text++) {
-        unsigned char c = (unsigned char)*text;
-        if (c == '"' || c == '\\') at += (size_t)snprintf(out + at, bytes - at, "\\%c", c);
-        else if (c < 0x20) at += (size_t)snprintf(out + at, bytes - at, "\\u%04x", c);
-        else out[at++] = (char)c;
-    }
+    for (; *text && at + sizeof code < bytes; text++)
+        at += (size_t)snprintf(out + at, bytes - at, "%s", cedar_json_char(*text, code));
     if (at + 1 < bytes) out[at++] = '"';
     return at;
 }

@@ -120,3 +120,9 @@ cedar_status cedar_json_ints(const cedar_json *o, const char *where, const char 
     *n = count;
     return CEDAR_OK;
 }
+
+const char *cedar_json_char(char c, char out[CEDAR_JSON_CHAR_BYTES]) {
+    const char *form = (unsigned char)c < 0x20 ? "\\u%04x" : c == '"' || c == '\\' ? "\\%c" : "%c";
+    snprintf(out, CEDAR_JSON_CHAR_BYTES, form, c);
+    return out;
+}

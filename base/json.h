@@ -43,4 +43,9 @@ cedar_status cedar_json_ints(const cedar_json *o, const char *where, const char 
 
 bool cedar_json_has(const cedar_json *o, const char *key);   /* false for null values */
 
+/* A byte of a string as it stands between the quotes of JSON text: itself, or escaped. For writers that own no
+ * document; text is taken as UTF-8 already. Returns out. */
+enum { CEDAR_JSON_CHAR_BYTES = 8 };
+const char *cedar_json_char(char c, char out[CEDAR_JSON_CHAR_BYTES]);
+
 #endif

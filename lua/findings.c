@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/json.h"
 #include "lua/script_int.h"
 #include "sim/claims.h"
 
@@ -121,17 +122,9 @@ void findings_emit(lua_State *L, const char *verb, cedar_finding kind, const voi
 /* --- switches as JSON --------------------------------------------------------------------------------------------- */
 
 static void add_json_text(luaL_Buffer *b, const char *text) {
-    char code[8];
+    char code[CEDAR_JSON_CHAR_BYTES];
     luaL_addchar(b, '"');
-    for (; *text; text++) {
-        if (*text == '"' || *text == '\\') luaL_addchar(b, '\\');
-        if ((unsigned char)*text >= 0x20) {
-            luaL_addchar(b, *text);
-        } else {
-            snprintf(code, sizeof code, "\\u%04x", (unsigned char)*text);
-            luaL_addstring(b, code);
-        }
-    }
+    for (; *text; text++) luaL_addstring(b, cedar_json_char(*text, code));
     luaL_addchar(b, '"');
 }
 

@@ -278,6 +278,23 @@ START_TEST(broken_json_names_its_line) {
 }
 END_TEST
 
+/* Every byte comes back from the parser as it was. */
+START_TEST(json_characters) {
+    char code[CEDAR_JSON_CHAR_BYTES], text[64];
+    for (int c = 1; c < 128; c++) {
+        snprintf(text, sizeof text, "{\"k\": \"%s\"}", cedar_json_char((char)c, code));
+        cedar_json *doc;
+        const char *back;
+        ck_assert(cedar_json_parse(text, strlen(text), "text", 1, &doc, &err) == CEDAR_OK);
+        ck_assert(cedar_json_string(doc, "text", "k", &back, &err) == CEDAR_OK);
+        ck_assert_int_eq(back[0], c);
+        ck_assert_int_eq(back[1], 0);
+        cedar_json_free(doc);
+    }
+    ck_assert_str_eq(cedar_json_char('\xc3', code), "\xc3");
+}
+END_TEST
+
 START_TEST(json_fields) {
     static const char text[] = "{\"i\": 5, \"r\": 0.5, \"s\": \"x\", \"b\": true, \"o\": {\"k\": 1}, \"a\": [1, 2, 9],"
                                " \"n\": null, \"big\": 9223372036854775807}";
@@ -358,6 +375,7 @@ static Suite *base_suite(void) {
     tcase_add_loop_test(t, files_of_many_sizes, 0, 10);
     tcase_add_test(t, files_that_cannot_be_read);
     tcase_add_loop_test(t, broken_json_names_its_line, 0, sizeof broken / sizeof *broken);
+    tcase_add_test(t, json_characters);
     tcase_add_test(t, json_fields);
     tcase_add_test(t, version_says_what_was_built);
     add_case(s, t);

@@ -33,7 +33,8 @@ command_of() {
         echo "$sanitizer --tool memcheck --error-exitcode 9 $cedar check-golden tests/golden/tiny-s1" \
             "--backend cuda --arith bf16" ;;
     racecheck)      # hundreds of times slower than the program: few steps
-        echo "$sanitizer --tool racecheck --error-exitcode 9 $cedar run tests/gpu/few_steps.lua -r -o $out/few_steps.db" ;;
+        echo "$sanitizer --tool racecheck --error-exitcode 9 $cedar run tests/gpu/few_steps.lua -r" \
+            "-o $out/few_steps.db" ;;
     bench) echo "$cedar bench gpu --csv --repeat ${EVIDENCE_REPEAT:-20}" ;;
     peers) echo "python3 tests/peers/torch_ops.py --repeat ${EVIDENCE_REPEAT:-20} --ours $out/bench.txt" ;;
     agentx) echo "$cedar run scenarios/h200-agentx.lua -r -o $out/h200-agentx.db" ;;

@@ -6,6 +6,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "base/json.h"
 #include "base/mem.h"
 #include "traces/traces_int.h"
 
@@ -74,13 +75,9 @@ static void lose(writer *w, cedar_loss kind, bool lost) {
 /* --- pieces ------------------------------------------------------------------------------------------------------ */
 
 static void put_string(FILE *f, const char *s) {
+    char code[CEDAR_JSON_CHAR_BYTES];
     fputc('"', f);
-    for (; *s; s++) {
-        unsigned char c = (unsigned char)*s;
-        if (c == '"' || c == '\\') fprintf(f, "\\%c", c);
-        else if (c < ' ') fprintf(f, "\\u%04x", c);
-        else fputc(c, f);
-    }
+    for (; *s; s++) fputs(cedar_json_char(*s, code), f);
     fputc('"', f);
 }
 

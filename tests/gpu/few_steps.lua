@@ -1,5 +1,5 @@
--- few_steps: three steps of the tiny model, for tools that slow a GPU down: a prompt of 64 rows (kernels for many rows),
--- then one row each (kernels for few), with decoder replay and verified drafts.
+-- few_steps: eight steps of the tiny model, for tools that slow a GPU down: a prompt of 64 rows (kernels for many
+-- rows), then a few rows each (kernels for few), with decoder replay and verified drafts.
 
 local r = run { model = "tiny", backend = "cuda", arith = "bf16", replay = "decoder", decoder_rows = 16, lanes = 1,
                 trace = "tests/gpu/few_steps.json", page_tokens = 16, step_tokens = 64,
