@@ -100,8 +100,10 @@ void cedar_logged_free(cedar_logged *l);
 /* Reports. `width` is the terminal's width in columns for text, taken as 60 when smaller; `color` allows ANSI colours.
  * On failure part of a report may have been written. CSV is RFC 4180; NULL is an empty field, empty text is "". */
 cedar_status cedar_report_text(const char *path, FILE *to, int width, bool color, cedar_err *err) CEDAR_USE_RESULT;
-/* What is printed behind a run: answers, few runs side by side, what needs attention, and where the rest is. */
-cedar_status cedar_report_brief(const char *path, FILE *to, int width, bool color, cedar_err *err) CEDAR_USE_RESULT;
+/* What is printed behind a run: answers, few runs side by side, what needs attention, and how `program`, as the user
+ * calls it, shows the rest. */
+cedar_status cedar_report_brief(const char *path, const char *program, FILE *to, int width, bool color,
+                                cedar_err *err) CEDAR_USE_RESULT;
 cedar_status cedar_report_html(const char *path, FILE *to, cedar_err *err) CEDAR_USE_RESULT;
 cedar_status cedar_report_csv(const char *path, const char *view, FILE *to, cedar_err *err) CEDAR_USE_RESULT;
 

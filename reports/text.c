@@ -430,7 +430,8 @@ static cedar_status put_few_runs(const text_report *r, cedar_err *err) {
     return st || !few ? st : put_table(r, "summary", true, true, err);
 }
 
-cedar_status cedar_report_brief(const char *path, FILE *to, int width, bool color, cedar_err *err) {
+cedar_status cedar_report_brief(const char *path, const char *program, FILE *to, int width, bool color,
+                                cedar_err *err) {
     text_report r = { .path = path, .to = to, .width = width < WIDTH_MIN ? WIDTH_MIN : width, .color = color };
     cedar_status st = reports_open_evaluated(path, &r.db, err);
     if (st) return st;
@@ -439,7 +440,7 @@ cedar_status cedar_report_brief(const char *path, FILE *to, int width, bool colo
     if (!st) st = put_table(&r, "audit", true, true, err);
     if (!st) st = put_attention(&r, err);
     fputc('\n', to);
-    if (!st) put_wrapped_format(&r, "everything: cedar report %s, or -o X.html", path);
+    if (!st) put_wrapped_format(&r, "everything: %s report %s, or -o X.html", program, path);
     sqlite3_close(r.db);
     return st ? st : reports_flush(to, err);
 }

@@ -23,6 +23,10 @@ int cedar_cli_exit_code(cedar_status st) {
     }
 }
 
+const char *cedar_cli_program(void) {
+    return strchr(program_invocation_name, '/') ? program_invocation_name : "cedar";
+}
+
 int cedar_cli_fail(const cedar_err *err) {
     fprintf(stderr, "cedar: %s\n", *err->msg ? err->msg : cedar_status_name(err->code));
     return cedar_cli_exit_code(err->code);
@@ -33,7 +37,7 @@ int cedar_cli_usage(const char *verb, const char *fmt, ...) {
     va_start(args, fmt);
     fprintf(stderr, "cedar %s: ", verb);
     vfprintf(stderr, fmt, args);
-    fprintf(stderr, "; see `cedar help %s`\n", verb);
+    fprintf(stderr, "; see `%s help %s`\n", cedar_cli_program(), verb);
     va_end(args);
     return CEDAR_EXIT_USAGE;
 }

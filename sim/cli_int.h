@@ -81,6 +81,9 @@ cedar_status cedar_cli_check_place(const char *db, cedar_err *err) CEDAR_USE_RES
 void cedar_cli_catch_signals(void);
 const volatile int *cedar_cli_stop(void);   /* 0, or the signal's number */
 
+/* The program as the user calls it, for commands in messages: "./cedar", or "cedar" when it was found in the path. */
+const char *cedar_cli_program(void);
+
 /* Columns of the terminal behind `to` (80 when it is none), and whether colours are wanted there. */
 int cedar_cli_width(FILE *to);
 bool cedar_cli_color(FILE *to);

@@ -290,7 +290,8 @@ static int end_run(execution *x, cedar_status st, cedar_err *err) {
     st = cedar_store_close(x->store, finished, &why);
     if (st) return cedar_cli_fail(&why);
     if (!x->quiet && (x->runs || x->audits)) {
-        st = cedar_report_brief(x->db, stdout, cedar_cli_width(stdout), cedar_cli_color(stdout), &why);
+        st = cedar_report_brief(x->db, cedar_cli_program(), stdout, cedar_cli_width(stdout), cedar_cli_color(stdout),
+                                &why);
         if (st) return cedar_cli_fail(&why);
     }
     fprintf(stderr, "%swrote %s\n", finished ? "" : "not finished; ", x->db);

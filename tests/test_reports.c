@@ -851,7 +851,7 @@ static cedar_status text_to(const char *width, FILE *to) {
     return cedar_report_text(db_path, to, atoi(width), false, &err);
 }
 static cedar_status brief_to(const char *width, FILE *to) {
-    return cedar_report_brief(db_path, to, atoi(width), false, &err);
+    return cedar_report_brief(db_path, "./cedar", to, atoi(width), false, &err);
 }
 static cedar_status color_to(const char *width, FILE *to) {
     return cedar_report_text(db_path, to, atoi(width), true, &err);
@@ -1039,7 +1039,7 @@ START_TEST(test_brief) {
         snprintf(line, sizeof line, "\nunfinished at the end: 0 requests, %d sessions (runs: %d)\n",
                  (int)(2 * (runs - 1)), (int)(runs - 1));
         ck_assert_ptr_nonnull(strstr(text, line));
-        ck_assert_ptr_nonnull(strstr(text, "everything: cedar report "));
+        ck_assert_ptr_nonnull(strstr(text, "everything: ./cedar report "));
         free(text);
         text = output(text_to, "300");
         ck_assert_ptr_nonnull(strstr(text, "\n1 hold, 1 fail\n"));
