@@ -1,11 +1,14 @@
-/* Whole files into memory. */
+/* Whole files into memory, and how many may be open. */
 #include "base/file.h"
 
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/resource.h>
 
 #include "base/mem.h"
+
+enum { FILES_OF_OTHERS = 64 };  /* databases, logs, standard streams */
 
 /* Fills *buf, which grows as needed: sizes that the system tells are not trusted, since pipes have none and files grow.
  * *buf is the caller's to free, also after a failure. */
@@ -44,4 +47,17 @@ cedar_status cedar_file_read(const char *path, size_t bytes_max, char **text, si
     *text = buf;
     *bytes = n;
     return CEDAR_OK;
+}
+
+cedar_status cedar_files_allow(uint32_t connections, const char *lower, cedar_err *err) {
+    struct rlimit files;
+    if (getrlimit(RLIMIT_NOFILE, &files)) return CEDAR_OK;
+    rlim_t want = connections ? (rlim_t)connections + FILES_OF_OTHERS : files.rlim_max;
+    if (want <= files.rlim_cur) return CEDAR_OK;
+    unsigned long long most = files.rlim_max;
+    files.rlim_cur = want;
+    if (want <= files.rlim_max && !setrlimit(RLIMIT_NOFILE, &files)) return CEDAR_OK;
+    return cedar_fail(err, CEDAR_E_UNSUPPORTED,
+                      "%u connections need %llu open files, and the system allows %llu; raise the limit (ulimit -n) or "
+                      "lower %s", connections, (unsigned long long)want, most, lower);
 }

@@ -8,14 +8,14 @@
 #include <string.h>
 #include <strings.h>
 #include <sys/epoll.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/file.h"
 #include "base/mem.h"
 #include "http/http_int.h"
 
-enum { EVENTS_MAX = 256, BODY_BYTES = 4096, FILES_OF_OTHERS = 64 };
+enum { EVENTS_MAX = 256, BODY_BYTES = 4096 };
 static const int64_t LOOK_NS = 25000000;        /* between two looks at the limits */
 static const int64_t DONE_NS = 1000000000;      /* how long an answer that has said [DONE] may take to end */
 
@@ -83,23 +83,8 @@ static int on_timer(CURLM *multi, long timeout_ms, void *self) {
     return 0;
 }
 
-/* One connection is one open file; the soft limit is often smaller than what the system allows. */
-static cedar_status allow_files(uint32_t streams, cedar_err *err) {
-    struct rlimit files;
-    if (getrlimit(RLIMIT_NOFILE, &files)) return CEDAR_OK;
-    rlim_t want = streams ? (rlim_t)streams + FILES_OF_OTHERS : files.rlim_max;
-    if (want > files.rlim_max)
-        return cedar_fail(err, CEDAR_E_UNSUPPORTED,
-                          "%u requests at a time need as many open files, and the system allows %llu; raise the limit "
-                          "(ulimit -n) or lower http_concurrent_max", streams, (unsigned long long)files.rlim_max);
-    if (want <= files.rlim_cur) return CEDAR_OK;
-    files.rlim_cur = want;
-    (void)!setrlimit(RLIMIT_NOFILE, &files);
-    return CEDAR_OK;
-}
-
 cedar_status cedar_http_new(const cedar_http_opts *opts, cedar_http **out, cedar_err *err) {
-    cedar_status st = allow_files(opts->streams_max, err);
+    cedar_status st = cedar_files_allow(opts->streams_max, "http_concurrent_max", err);
     if (st) return st;
     if (curl_global_init(CURL_GLOBAL_DEFAULT)) return cedar_fail(err, CEDAR_E_OOM, "libcurl does not start");
     cedar_http *c = cedar_calloc(1, sizeof *c);

@@ -8,17 +8,16 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
 #include <time.h>
 
+#include "base/file.h"
 #include "base/mem.h"
 #include "base/rng.h"
 #include "serve/serve_int.h"
 
 enum {
     BLOCK_BYTES = 16384,            /* of a stream, handed to libmicrohttpd at once */
-    IDLE_S = 75,                    /* a connection that says nothing is closed; those that wait for us are not */
-    FILES_SPARE = 64                /* descriptors beside connections */
+    IDLE_S = 75                     /* a connection that says nothing is closed; those that wait for us are not */
 };
 
 typedef enum route_kind { ROUTE_CHAT, ROUTE_COMPLETION, ROUTE_MODELS, ROUTE_HEALTH, ROUTE_METRICS } route_kind;
@@ -386,20 +385,6 @@ static void on_completed(void *self, struct MHD_Connection *c, void **state, enu
 
 /* --- opening and closing ------------------------------------------------------------------------------------------ */
 
-/* Every connection is a descriptor: the soft limit of the process is raised as far as it takes. */
-static cedar_status need_files(uint32_t connections, cedar_err *err) {
-    struct rlimit l;
-    rlim_t need = (rlim_t)connections + FILES_SPARE;
-    if (getrlimit(RLIMIT_NOFILE, &l) || l.rlim_cur >= need) return CEDAR_OK;
-    if (l.rlim_max >= need) {
-        l.rlim_cur = need;
-        if (!setrlimit(RLIMIT_NOFILE, &l)) return CEDAR_OK;
-    }
-    return cedar_fail(err, CEDAR_E_ARG, "%u connections need %llu open files, this process may have %llu; allow fewer "
-                      "connections, or raise ulimit -n", connections, (unsigned long long)need,
-                      (unsigned long long)l.rlim_max);
-}
-
 static cedar_status find_address(const cedar_serve_opts *o, struct addrinfo **out, cedar_err *err) {
     char port[8];
     const struct addrinfo hints = { .ai_flags = AI_NUMERICHOST | AI_NUMERICSERV | AI_PASSIVE,
@@ -412,7 +397,7 @@ static cedar_status find_address(const cedar_serve_opts *o, struct addrinfo **ou
 cedar_status serve_http_open(cedar_server *s, cedar_err *err) {
     const cedar_serve_opts *o = &s->opts;
     struct addrinfo *where = NULL;
-    cedar_status st = need_files(o->connections_max, err);
+    cedar_status st = cedar_files_allow(o->connections_max, "--connections", err);
     if (!st) st = find_address(o, &where, err);
     if (st) return st;
     /* not epoll: libmicrohttpd 0.9.75 then misses the end of a connection that comes along with its last bytes */

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include "base/file.h"
@@ -278,6 +279,25 @@ START_TEST(broken_json_names_its_line) {
 }
 END_TEST
 
+/* In a process of its own, as every test: the limits are lowered for good. */
+START_TEST(open_files_have_a_limit) {
+    struct rlimit l;
+    ck_assert_int_eq(getrlimit(RLIMIT_NOFILE, &l), 0);
+    l.rlim_cur = 100;
+    l.rlim_max = 300;
+    ck_assert_int_eq(setrlimit(RLIMIT_NOFILE, &l), 0);
+    ck_assert_int_eq(cedar_files_allow(20, "x", &err), CEDAR_OK);
+    ck_assert(!getrlimit(RLIMIT_NOFILE, &l) && l.rlim_cur == 100);
+    ck_assert_int_eq(cedar_files_allow(200, "x", &err), CEDAR_OK);
+    ck_assert(!getrlimit(RLIMIT_NOFILE, &l) && l.rlim_cur == 264);
+    ck_assert_int_eq(cedar_files_allow(237, "--this", &err), CEDAR_E_UNSUPPORTED);
+    ck_assert_ptr_nonnull(strstr(err.msg, "237 connections need 301 open files, and the system allows 300"));
+    ck_assert_ptr_nonnull(strstr(err.msg, "lower --this"));
+    ck_assert_int_eq(cedar_files_allow(0, "x", &err), CEDAR_OK);
+    ck_assert(!getrlimit(RLIMIT_NOFILE, &l) && l.rlim_cur == 300);
+}
+END_TEST
+
 /* Every byte comes back from the parser as it was. */
 START_TEST(json_characters) {
     char code[CEDAR_JSON_CHAR_BYTES], text[64];
@@ -375,6 +395,7 @@ static Suite *base_suite(void) {
     tcase_add_loop_test(t, files_of_many_sizes, 0, 10);
     tcase_add_test(t, files_that_cannot_be_read);
     tcase_add_loop_test(t, broken_json_names_its_line, 0, sizeof broken / sizeof *broken);
+    tcase_add_test(t, open_files_have_a_limit);
     tcase_add_test(t, json_characters);
     tcase_add_test(t, json_fields);
     tcase_add_test(t, version_says_what_was_built);
