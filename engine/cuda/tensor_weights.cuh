@@ -168,10 +168,11 @@ struct source {
     __device__ __forceinline__ bool item(uint32_t width, work_item *it) const {
         uint32_t tile = blockIdx.y, z = blockIdx.z;
         if (experts) {
+            int expert = tiles.tile_expert[tile];   /* asked for at once; an empty tile may have any */
             it->count = tiles.tile_count[tile];
-            if (!it->count) return false;
             it->first = tiles.tile_first[tile];
-            it->w = experts[tiles.tile_expert[tile] + z * z_list];
+            if (!it->count) return false;
+            it->w = experts[expert + z * z_list];
             return true;
         }
         it->w = dense[z * z_dense];
@@ -189,6 +190,27 @@ struct source {
         uint64_t at = (uint64_t)(by_place ? i : entry(i)) * ldy + blockIdx.z * z_columns + n;
         if (kind == AS_BF16) ((__nv_bfloat16 *)to)[at] = __float2bfloat16_rn(v);
         else ((float *)to)[at] = kind == AS_ROUNDED ? rounded(v) : v;
+    }
+    /* Columns n .. n + 7, those that there are; v at a multiple of 16 bytes. */
+    __device__ __forceinline__ void put8(uint32_t i, int n, const float *v) const {
+        uint64_t at = (uint64_t)(by_place ? i : entry(i)) * ldy + blockIdx.z * z_columns + n;
+        uint8_t *to = (uint8_t *)y[blockIdx.z * z_y] + at * (kind == AS_BF16 ? 2 : 4);
+        if (n + 8 > n_count || ((uintptr_t)to & 15)) {
+            for (int k = 0; k < 8 && n + k < n_count; k++) put(i, n + k, v[k]);
+            return;
+        }
+        float4 lo = *(const float4 *)v, hi = *(const float4 *)(v + 4);
+        if (kind == AS_BF16) {
+            *(uint4 *)to = make_uint4(pair_of(lo.x, lo.y), pair_of(lo.z, lo.w), pair_of(hi.x, hi.y),
+                                      pair_of(hi.z, hi.w));
+            return;
+        }
+        if (kind == AS_ROUNDED) {
+            lo = make_float4(rounded(lo.x), rounded(lo.y), rounded(lo.z), rounded(lo.w));
+            hi = make_float4(rounded(hi.x), rounded(hi.y), rounded(hi.z), rounded(hi.w));
+        }
+        *(float4 *)to = lo;
+        *(float4 *)(to + 16) = hi;
     }
 };
 

@@ -211,6 +211,7 @@ static void run_linear(const cedar_weight *w, const batch *b, uint32_t rows, uin
 static const struct { int64_t n, k; } linear_shapes[] = {
     { 1, 32 },      { 15, 96 },     { 16, 128 },    { 17, 160 },   { 127, 512 },
     { 128, 1280 },  { 129, 1152 },  { 512, 5120 },  { 320, 8192 },
+    { 5629, 672 },          /* enough outputs for tiles of 128, 64 and 32 rows, by how many rows there are */
 };
 enum { LINEAR_SHAPES = sizeof linear_shapes / sizeof *linear_shapes };
 
