@@ -2,13 +2,19 @@
 #include "engine/cuda/tensor_few.cuh"
 #include "engine/cuda/tensor_many.cuh"
 
+/* 0: each thread block loads all rows of its tile itself. The bits are the same. */
+enum { LOAD_TOGETHER = 1 };
+
 static unsigned ceil_div(int64_t a, int64_t b) { return (unsigned)((a + b - 1) / b); }
 
 int tensor_scale_max(int kind) { return 254 - (kind == CEDAR_W_FP4 ? E2M1_GAP : E4M3_GAP); }
 
 template <class Weights, int WIDTH> static cudaError_t allow_shared() {
-    return cudaFuncSetAttribute(many_kernel<Weights, WIDTH>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                stage<Weights, WIDTH>::COUNT * stage<Weights, WIDTH>::BYTES);
+    int bytes = stage<Weights, WIDTH>::COUNT * stage<Weights, WIDTH>::BYTES;
+    cudaError_t e =
+        cudaFuncSetAttribute(many_kernel<Weights, WIDTH>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    if (e) return e;
+    return cudaFuncSetAttribute(together_kernel<Weights, WIDTH>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
 }
 
 template <class Weights, int TILES> static cudaError_t allow_few() {
@@ -28,7 +34,25 @@ template <class Weights> static cudaError_t allow_widths() {
     return e ? e : allow_shared<Weights, 128>();
 }
 
+/* The driver's function that describes an array to the hardware that copies it; NULL if there is none. */
+typedef CUresult (*encode_map)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *,
+                               const cuuint64_t *, const cuuint32_t *, const cuuint32_t *, CUtensorMapInterleave,
+                               CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
+
+static encode_map find_encode(void) {
+    void *found = NULL;
+    cudaDriverEntryPointQueryResult how;
+    cudaError_t e = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault, &how);
+    return e == cudaSuccess && how == cudaDriverEntryPointSuccess ? (encode_map)found : NULL;
+}
+
+static encode_map encoder(void) {
+    static const encode_map found = find_encode();
+    return found;
+}
+
 cudaError_t tensor_prepare(void) {
+    if (LOAD_TOGETHER && !encoder()) return cudaErrorNotSupported;
     cudaError_t e = allow_widths<fp8_tiles>();
     if (!e) e = allow_widths<fp4_rows>();
     return e ? e : allow_widths<bf16_rows>();
@@ -65,9 +89,44 @@ template <class Weights, int TILES> static void launch_few(dim3 grid, const sour
                        s, src);
 }
 
+/* A map of the rows that a launch reads, for boxes of 64 columns and a block's share of the rows of a tile: columns,
+ * layers (the rows that lie between a row and the next), rows. False if blocks cannot load together: rows that are
+ * listed lie anywhere, and tiles of outputs must come in twos. */
+static bool rows_map(const source &src, dim3 grid, int width, CUtensorMap *map) {
+    int64_t last_layer = (int64_t)(grid.z - 1) * src.z_offset, k = padded(src.dense[0].cols);
+    if (!LOAD_TOGETHER || src.experts || src.list || grid.x % TOGETHER || last_layer >= src.stride) return false;
+    cuuint64_t counts[3] = { (cuuint64_t)k, (cuuint64_t)src.stride, src.rows },
+               steps[2] = { (cuuint64_t)k * 2, (cuuint64_t)(k * 2 * src.stride) };
+    cuuint32_t box[3] = { 64, 1, (cuuint32_t)(width / TOGETHER) }, each[3] = { 1, 1, 1 };
+    return encoder()(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, (void *)(src.x + src.offset * k), counts, steps, box,
+                     each, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                     CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
+template <class Weights, int WIDTH>
+static void launch_together(dim3 grid, unsigned threads, size_t shared, const source &src, const CUtensorMap &map,
+                            cudaStream_t s) {
+    cudaLaunchAttribute attribute = {};
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim.x = TOGETHER;
+    attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = grid;
+    config.blockDim = threads;
+    config.dynamicSmemBytes = shared;
+    config.stream = s;
+    config.attrs = &attribute;
+    config.numAttrs = 1;
+    cudaLaunchKernelEx(&config, together_kernel<Weights, WIDTH>, src, map);
+}
+
 template <class Weights, int WIDTH> static void launch_many(dim3 grid, const source &src, chain s) {
     typedef stage<Weights, WIDTH> stage;
-    many_kernel<Weights, WIDTH><<<grid, 32 * MANY_WARPS, stage::COUNT * stage::BYTES, s.stream>>>(src);
+    unsigned threads = 32 * MANY_WARPS, shared = stage::COUNT * stage::BYTES;
+    CUtensorMap map;
+    if (rows_map(src, grid, WIDTH, &map))
+        launch_together<Weights, WIDTH>(grid, threads, shared, src, map, s.stream);
+    else many_kernel<Weights, WIDTH><<<grid, threads, shared, s.stream>>>(src);
 }
 
 template <class Weights> static void launch(const source &src, unsigned tiles, unsigned z, shape sh, chain s) {

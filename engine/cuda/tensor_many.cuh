@@ -3,6 +3,7 @@
 #define CEDAR_ENGINE_CUDA_TENSOR_MANY_CUH
 
 #include "engine/cuda/tensor_weights.cuh"
+#include "engine/cuda/together.cuh"
 #include "engine/cuda/wgmma.cuh"
 
 enum { MANY_WARPS = 8, MANY_N = 128 };
@@ -23,14 +24,19 @@ template <class Weights, int WIDTH> struct stage {
 /* MANY_N outputs by WIDTH rows of woven activations. Two groups of four warps have 64 outputs each; every thread
  * decodes the weights of its own fragments while the tensor cores work on those before. Codes and activations of the
  * next blocks are on their way to shared memory meanwhile. The groups meet in the middle of a block, with products
- * under way, so that the tensor cores need not run dry from one block to the next. */
-template <class Weights, int WIDTH>
-static __device__ __forceinline__ void many_tile(const source &src, const work_item &it, uint8_t *stages) {
+ * under way, so that the tensor cores need not run dry from one block to the next.
+ *
+ * With a map two thread blocks that differ in blockIdx.x load the rows they share together, half of them each; the map
+ * has the columns, the layers z_offset * z and the rows of the launch, in boxes of BOX rows (0: there is no map). */
+template <class Weights, int WIDTH, int BOX>
+static __device__ __forceinline__ void many_tile(const source &src, const work_item &it, uint8_t *stages,
+                                                 const CUtensorMap *map) {
     typedef stage<Weights, WIDTH> stage;
     enum {
         THREADS = 32 * MANY_WARPS,
         X_PIECES = K_BLOCK / 8, X_STEP = THREADS / X_PIECES, X_COPIES = WIDTH / X_STEP,
-        W_PIECES = Weights::BLOCK_PIECES, W_STEP = THREADS / W_PIECES, W_COPIES = MANY_N / W_STEP
+        W_PIECES = Weights::BLOCK_PIECES, W_STEP = THREADS / W_PIECES, W_COPIES = MANY_N / W_STEP,
+        MAP = BOX > 0
     };
     Weights w(it.w);
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
@@ -44,7 +50,7 @@ static __device__ __forceinline__ void many_tile(const source &src, const work_i
         w_piece = threadIdx.x % W_PIECES;
     const uint8_t *x_from[X_COPIES], *w_from[W_COPIES];
 #pragma unroll
-    for (int i = 0; i < X_COPIES; i++) {
+    for (int i = 0; i < X_COPIES && !MAP; i++) {
         int c = x_row + i * X_STEP;
         x_from[i] = (const uint8_t *)(src.x + (uint64_t)src.from(it.first + (c < (int)it.count ? c : it.count - 1)) *
                                                   blocks * K_BLOCK + x_piece * 8);
@@ -56,6 +62,33 @@ static __device__ __forceinline__ void many_tile(const source &src, const work_i
              w_to = stage::WEIGHTS + (w_row * W_PIECES + Weights::place(w_row, w_piece)) * 16;
     int w_left = (int)w.row_bytes() - w_piece * 16;
     const uint8_t *scales = w.row_scale(row_of(threadIdx.x % MANY_N));
+    __shared__ uint64_t full[stage::COUNT], empty[stage::COUNT];
+    uint32_t full_at = (uint32_t)__cvta_generic_to_shared(full), empty_at = (uint32_t)__cvta_generic_to_shared(empty),
+             rank = MAP ? cluster_rank() : 0;
+    if (MAP) {
+        if (threadIdx.x == 0)
+            for (int i = 0; i < stage::COUNT; i++) {
+                barrier_make(full_at + 8 * i);
+                barrier_make(empty_at + 8 * i);
+            }
+        barriers_made();
+        cluster_arrive();
+        cluster_wait();
+    }
+    /* this block's share of a block of K, to both, by one thread: half the rows, or if a box has all of them, half of
+     * their columns */
+    auto share_rows = [&](int block) {
+        uint32_t place = (uint32_t)(block % stage::COUNT), bar = full_at + 8 * place, to = base + place * stage::BYTES;
+        int k = block * K_BLOCK, z = (int)blockIdx.z * src.z_offset, row = (int)it.first, half = (int)rank;
+        barrier_arm(bar, 2 * stage::HALF_BYTES);
+        if (BOX == WIDTH) {
+            copy_to_both(to + half * stage::HALF_BYTES, map, k + half * 64, z, row, bar);
+            return;
+        }
+        to += rank * BOX * 128;
+        copy_to_both(to, map, k, z, row + (int)rank * BOX, bar);
+        copy_to_both(to + stage::HALF_BYTES, map, k + 64, z, row + (int)rank * BOX, bar);
+    };
     auto load_rows = [&](int block) {
         uint32_t to = base + (uint32_t)(block % stage::COUNT) * stage::BYTES;
 #pragma unroll
@@ -72,7 +105,8 @@ static __device__ __forceinline__ void many_tile(const source &src, const work_i
     };
     for (int b = 0; b < stage::COUNT - 1; b++) {
         if (b < blocks) {
-            load_rows(b);
+            if (!MAP) load_rows(b);
+            else if (threadIdx.x == 0) share_rows(b);
             load_weights(b);
         }
         copies_commit();
@@ -105,7 +139,7 @@ static __device__ __forceinline__ void many_tile(const source &src, const work_i
         }
     };
     copies_wait<stage::COUNT - 2>();
-    wgmma_publish();
+    if (!MAP) wgmma_publish();
     __syncthreads();
     read(0, 0);
     decode(0, f[0]);
@@ -117,6 +151,8 @@ static __device__ __forceinline__ void many_tile(const source &src, const work_i
         bool add = false;
         for (; b < end; b++) {
             uint64_t tile = tile_descriptor(base + (uint32_t)(b % stage::COUNT) * stage::BYTES);
+            int more = b + stage::COUNT - 1;    /* the block whose place is that of b - 1 */
+            if (MAP) barrier_wait(full_at + 8 * (b % stage::COUNT), b / stage::COUNT);
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 wgmma_begin();
@@ -131,12 +167,18 @@ static __device__ __forceinline__ void many_tile(const source &src, const work_i
                     /* the products of the block before were waited for with i == 0, so its place is free once all are
                      * here; and the next block is there for all threads */
                     copies_wait<stage::COUNT - 3>();
-                    wgmma_publish();
+                    if (!MAP) wgmma_publish();
                     __syncthreads();
+                    if (MAP && threadIdx.x == 0 && b > 0 && more < blocks)
+                        barrier_tell(empty_at + 8 * (more % stage::COUNT), rank ^ 1);
                 }
-                int more = b + stage::COUNT - 1;
                 if (i == 2 && b + 1 < blocks) read(b + 1, 0);
-                if (i == 2 && more < blocks) load_rows(more);
+                if (!MAP && i == 2 && more < blocks) load_rows(more);
+                if (MAP && i == 3 && threadIdx.x == 0 && more < blocks) {
+                    /* the other block has had two products' time to say that its place is free */
+                    if (b > 0) barrier_wait(empty_at + 8 * (more % stage::COUNT), more / stage::COUNT - 1);
+                    share_rows(more);
+                }
                 if (i == 3) {
                     if (more < blocks) load_weights(more);
                     copies_commit();
@@ -154,6 +196,7 @@ static __device__ __forceinline__ void many_tile(const source &src, const work_i
     }
     /* sums to rows of outputs in shared memory, in place of the blocks, and from there eight at a time */
     float *out = (float *)stages;
+    if (MAP) cluster_arrive();                  /* all that comes to this block from the other is there */
     __syncthreads();
 #pragma unroll
     for (int n = 0; n < WIDTH / 8; n++)
@@ -165,16 +208,30 @@ static __device__ __forceinline__ void many_tile(const source &src, const work_i
         int c = i / (MANY_N / 8), n = i % (MANY_N / 8) * 8;
         src.put8(it.first + c, n_tile + n, out + c * OUT_PITCH + n);
     }
+    if (MAP) cluster_wait();
 }
 
 /* A tile of at most half as many rows, as an expert's last one often is, takes half the products. */
 template <class Weights, int WIDTH>
 static __global__ void __launch_bounds__(32 * MANY_WARPS, 1) many_kernel(source src) {
+    enum { HALF = WIDTH > 32 ? WIDTH / 2 : WIDTH };
     extern __shared__ __align__(1024) uint8_t stages[];
     work_item it;
     if (!src.item(WIDTH, &it)) return;
-    if (WIDTH > 32 && it.count <= WIDTH / 2) many_tile<Weights, (WIDTH > 32 ? WIDTH / 2 : 32)>(src, it, stages);
-    else many_tile<Weights, WIDTH>(src, it, stages);
+    if (HALF < WIDTH && it.count <= HALF) many_tile<Weights, HALF, 0>(src, it, stages, NULL);
+    else many_tile<Weights, WIDTH, 0>(src, it, stages, NULL);
+}
+
+/* The same by two blocks that load together; both have the same tile of rows. */
+template <class Weights, int WIDTH>
+static __global__ void __launch_bounds__(32 * MANY_WARPS, 1)
+    together_kernel(source src, const __grid_constant__ CUtensorMap map) {
+    enum { HALF = WIDTH > 32 ? WIDTH / 2 : WIDTH, BOX = WIDTH / TOGETHER };
+    extern __shared__ __align__(1024) uint8_t stages[];
+    work_item it;
+    if (!src.item(WIDTH, &it)) return;
+    if (HALF < WIDTH && it.count <= HALF) many_tile<Weights, HALF, BOX>(src, it, stages, &map);
+    else many_tile<Weights, WIDTH, BOX>(src, it, stages, &map);
 }
 
 #endif

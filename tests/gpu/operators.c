@@ -293,9 +293,22 @@ START_TEST(codes) {
 }
 END_TEST
 
-/* Two at once, and groups, are the linear layers they stand for. */
+/* y [rows, n] of whole numbers against rows i * stride + first + (output / part) of b. */
+static void check_whole(const char *what, const matrix *m, const batch *b, int stride, int first, int64_t part,
+                        uint32_t rows, const float *y) {
+    int64_t n_count = m->host.rows, k = m->host.cols;
+    for (uint32_t r = 0; r < rows; r++)
+        for (int64_t n = 0; n < n_count; n++) {
+            int64_t from = (int64_t)r * stride + first + n / part;
+            float v = cedar_bf16_round((float)product(m->value + n * k, b->value + from * k, k, NULL));
+            ck_assert_msg(y[r * n_count + n] == v, "%s, %u rows: row %u, output %d: %g, expected %g", what, rows, r,
+                          (int)n, (double)y[r * n_count + n], (double)v);
+        }
+}
+
+/* Two at once, groups, and rows with others between them are the linear layers they stand for. */
 START_TEST(linear_two_and_groups) {
-    enum { N = 160, K = 288, GROUPS = 4, PART = 64, GK = 160 };
+    enum { N = 160, K = 288, GROUPS = 4, PART = 256, GK = 672 };
     gpu_start();
     matrix m0 = make_matrix(CEDAR_W_TILES, N, K, false), m1 = make_matrix(CEDAR_W_TILES, N, K, false),
            g = make_matrix(CEDAR_W_TILES, GROUPS * PART, GK, true);
@@ -319,13 +332,10 @@ START_TEST(linear_two_and_groups) {
         }
         gpu_groups(&g.dev, GROUPS, &(gpu_operand){ gb.packed[woven], NULL, GROUPS, 0, woven }, rows, yg, GROUPS * PART);
         gpu_get(got, yg, (size_t)rows * GROUPS * PART * 4);
-        for (uint32_t r = 0; r < rows; r++)
-            for (int64_t n = 0; n < GROUPS * PART; n++) {
-                double v = product(g.value + n * GK, gb.value + (r * GROUPS + n / PART) * GK, GK, NULL);
-                float g_out = got[r * GROUPS * PART + n];
-                ck_assert_msg(g_out == cedar_bf16_round((float)v), "%u rows: row %u, output %d: %g, expected %g", rows,
-                              r, (int)n, (double)g_out, v);
-            }
+        check_whole("groups", &g, &gb, GROUPS, 0, PART, rows, got);
+        gpu_linear(&g.dev, &(gpu_operand){ gb.packed[woven], NULL, GROUPS, 3, woven }, rows, yg, GROUPS * PART, true);
+        gpu_get(got, yg, (size_t)rows * GROUPS * PART * 4);
+        check_whole("every fourth row", &g, &gb, GROUPS, 3, GROUPS * PART, rows, got);
         gpu_drop(yg);
     }
     free(got);
