@@ -44,7 +44,7 @@ struct work {
     uint32_t *active, *kept, *logit_rows;
     /* bf16 only, packed activations: the block's input and the same through FP8 (by row), the low-rank query, whatever
      * is multiplied next, attention outputs by group, pairs */
-    uint16_t *px, *pxq, *pq, *pt, *po, *pa;
+    uint16_t *px, *pxq, *pq, *pt, *po, *pa, *ps;
     expert_tiles tiles;
     attention_work attention;
 };
@@ -161,6 +161,7 @@ static void carve_tensor(carver &m, work &w, const cedar_config *c, uint64_t r) 
     w.pt = take_packed(m, r, (int64_t)widest);
     w.po = take_packed(m, r * (uint64_t)c->o_groups, (int64_t)c->heads * c->head_dim / c->o_groups);
     w.pa = take_packed(m, pairs * (k + 1), c->moe_dim);
+    w.ps = take_packed(m, EXPERTS_TOGETHER ? pairs * k : 0, (int64_t)max_u64(c->hidden, c->moe_dim));
     w.tiles.tiles_max = tensor_tiles_max((uint32_t)pairs, (int)k, (int)max_u64(c->experts, c->draft_experts));
     w.tiles.pairs = (uint32_t *)m.take(pairs * k, 4);
     w.tiles.tile_expert = (int32_t *)m.take(w.tiles.tiles_max, 4);
@@ -782,13 +783,17 @@ template <class A> struct forward {
             tensor_linear(m.gate, plain, count, result{ m.z, m.experts, AS_SUMMED }, chained());
             launch_route<A>(count, m, chained());
             tensor_sort(m.ids, count, m.per_token, m.experts, woven, t, s);
-            tensor_experts(m.w1, 2, 2 * m.experts, ld, x, woven, slots, t, result{ a, ld, AS_BF16 }, g, chained());
+            if (t.sorted) tensor_gather(x, dm, count, slots, t, b->w.ps, s);
+            tensor_experts(m.w1, 2, 2 * m.experts, ld, dm, t.sorted ? b->w.ps : x, woven, slots, t,
+                           result{ a, ld, AS_BF16 }, g, chained());
             join(SIDE_SHARED);
             tensor_act(m, count, woven, b->w.pa, s);
             fork(SIDE_SHARED, [&] {
                 tensor_linear(m.shared2, pa, count, result{ out + m.per_token * dm, slots * dm, AS_BF16 }, chained());
             });
-            tensor_experts(m.w2, 1, 0, dm, b->w.pa, woven, 1, t, result{ out, dm, AS_BF16 }, out, chained());
+            if (t.sorted) tensor_gather(b->w.pa, ld, count * (uint32_t)slots, 1, t, b->w.ps, s);
+            tensor_experts(m.w2, 1, 0, dm, ld, t.sorted ? b->w.ps : b->w.pa, woven, 1, t, result{ out, dm, AS_BF16 },
+                           out, chained());
             join(SIDE_SHARED);
             if (first == 0) join(SIDE_HC);
             tensor_expand_experts(d, first, count, m, s);

@@ -2,9 +2,6 @@
 #include "engine/cuda/tensor_few.cuh"
 #include "engine/cuda/tensor_many.cuh"
 
-/* 0: each thread block loads all rows of its tile itself. The bits are the same. */
-enum { LOAD_TOGETHER = 1 };
-
 static unsigned ceil_div(int64_t a, int64_t b) { return (unsigned)((a + b - 1) / b); }
 
 int tensor_scale_max(int kind) { return 254 - (kind == CEDAR_W_FP4 ? E2M1_GAP : E4M3_GAP); }
@@ -52,7 +49,7 @@ static encode_map encoder(void) {
 }
 
 cudaError_t tensor_prepare(void) {
-    if (LOAD_TOGETHER && !encoder()) return cudaErrorNotSupported;
+    if ((DENSE_TOGETHER || EXPERTS_TOGETHER) && !encoder()) return cudaErrorNotSupported;
     cudaError_t e = allow_widths<fp8_tiles>();
     if (!e) e = allow_widths<fp4_rows>();
     return e ? e : allow_widths<bf16_rows>();
@@ -93,8 +90,9 @@ template <class Weights, int TILES> static void launch_few(dim3 grid, const sour
  * layers (the rows that lie between a row and the next), rows. False if blocks cannot load together: rows that are
  * listed lie anywhere, and tiles of outputs must come in twos. */
 static bool rows_map(const source &src, dim3 grid, int width, CUtensorMap *map) {
-    int64_t last_layer = (int64_t)(grid.z - 1) * src.z_offset, k = padded(src.dense[0].cols);
-    if (!LOAD_TOGETHER || src.experts || src.list || grid.x % TOGETHER || last_layer >= src.stride) return false;
+    int64_t last_layer = (int64_t)(grid.z - 1) * src.z_offset, k = padded(src.k_count);
+    bool allowed = src.experts ? src.tiles.sorted : DENSE_TOGETHER && !src.list;
+    if (!allowed || grid.x % TOGETHER || last_layer >= src.stride) return false;
     cuuint64_t counts[3] = { (cuuint64_t)k, (cuuint64_t)src.stride, src.rows },
                steps[2] = { (cuuint64_t)k * 2, (cuuint64_t)(k * 2 * src.stride) };
     cuuint32_t box[3] = { 64, 1, (cuuint32_t)(width / TOGETHER) }, each[3] = { 1, 1, 1 };
@@ -170,6 +168,7 @@ static source dense_source(const dev_weight &w0, const dev_weight &w1, const ope
     src.ldy = y0.ld;
     src.kind = y0.kind;
     src.n_count = n_count;
+    src.k_count = w0.cols;
     return src;
 }
 
@@ -200,13 +199,15 @@ void tensor_groups(const dev_weight &w, int groups, const operand &x, uint32_t r
     launch_dense(src, x.woven, (unsigned)groups, s);
 }
 
-void tensor_experts(const dev_weight *list, int lists, int list_step, int64_t n_count, const uint16_t *x, bool woven,
-                    int source_div, const expert_tiles &t, const result &y, void *y_second, chain s) {
+void tensor_experts(const dev_weight *list, int lists, int list_step, int64_t n_count, int64_t k_count,
+                    const uint16_t *x, bool woven, int source_div, const expert_tiles &t, const result &y,
+                    void *y_second, chain s) {
     source src = {};
     src.experts = list;
     src.list = t.pairs;
     src.div = source_div;
     src.stride = 1;
+    src.rows = t.pairs_max;
     src.tiles = t;
     src.x = x;
     src.y[0] = y.y;
@@ -214,6 +215,7 @@ void tensor_experts(const dev_weight *list, int lists, int list_step, int64_t n_
     src.ldy = y.ld;
     src.kind = y.kind;
     src.n_count = n_count;
+    src.k_count = k_count;
     src.z_list = list_step;
     src.z_y = 1;
     launch<fp4_rows>(src, t.tiles_max, (unsigned)lists, shape{ !woven, (int)t.width }, s);

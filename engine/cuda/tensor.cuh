@@ -24,6 +24,10 @@ enum { SEGMENTS = 8, K_BLOCK = 128 };
 enum { FEW_ROWS = 32 };
 static inline bool few_rows(uint32_t rows) { return rows <= FEW_ROWS; }
 
+/* 1: thread blocks that have the same rows load them together (tensor_many.cuh), in dense layers and in those of
+ * experts, whose rows are gathered for it. 0: each block loads its own rows. The bits are the same. */
+enum { DENSE_TOGETHER = 1, EXPERTS_TOGETHER = 1 };
+
 /* Columns of a row of packed activations. */
 static __host__ __device__ inline int64_t padded(int64_t k_count) {
     return (k_count + K_BLOCK - 1) / K_BLOCK * K_BLOCK;
@@ -79,6 +83,8 @@ struct expert_tiles {
     int32_t *tile_expert;       /* [tiles_max] */
     uint32_t *tile_first, *tile_count;  /* [tiles_max] stretches of pairs; a tile without any is skipped */
     uint32_t tiles_max, width;  /* width: pairs of a tile, at most */
+    uint32_t pairs_max;
+    bool sorted;                /* packed activations lie in the order of `pairs`, where tensor_gather puts them */
 };
 /* Width and number of tiles for a batch; the largest number for up to `rows` rows. */
 void tensor_tiles(uint32_t rows, int per_token, int experts, bool woven, expert_tiles *t);
@@ -93,10 +99,17 @@ void tensor_act(const dev_moe &m, uint32_t rows, bool woven, uint16_t *out, cuda
  * from the first of them on. */
 void tensor_expand_experts(const dev &d, uint32_t first, uint32_t n, const dev_moe &m, cudaStream_t s);
 
+/* out [t.pairs_max, padded(k_count)]: rows pair / source_div of x, of which there are `rows`, in the order of t.pairs.
+ * Places without a pair are left as they are. */
+void tensor_gather(const uint16_t *x, int64_t k_count, uint32_t rows, int source_div, const expert_tiles &t,
+                   uint16_t *out, cudaStream_t s);
+
 /* FP4 experts over the tiles, `lists` (1 or 2) lists of weights list_step apart with results y and, in the same form,
- * y_second: the row of y is the pair, that of x is the pair (source_div 1) or pair / source_div. */
-void tensor_experts(const dev_weight *list, int lists, int list_step, int64_t n_count, const uint16_t *x, bool woven,
-                    int source_div, const expert_tiles &t, const result &y, void *y_second, chain s);
+ * y_second: the row of y is the pair, that of x is its place in t.pairs (t.sorted), or else the pair (source_div 1) or
+ * pair / source_div. */
+void tensor_experts(const dev_weight *list, int lists, int list_step, int64_t n_count, int64_t k_count,
+                    const uint16_t *x, bool woven, int source_div, const expert_tiles &t, const result &y,
+                    void *y_second, chain s);
 
 /* --- attention and index scores, bf16 arithmetic ---------------------------------------------------------------------
  *

@@ -6,6 +6,8 @@ void tensor_tiles(uint32_t rows, int per_token, int experts, bool woven, expert_
     t->width = !woven ? 8 : each > 64 ? 128 : each > 32 ? 64 : 32;
     t->tiles_max = pairs / t->width + (uint32_t)experts;
     if (!woven && t->tiles_max > pairs) t->tiles_max = pairs;
+    t->pairs_max = pairs;
+    t->sorted = EXPERTS_TOGETHER && woven;
 }
 
 uint32_t tensor_tiles_max(uint32_t rows, int per_token, int experts) {
@@ -73,4 +75,21 @@ void tensor_sort(const int32_t *ids, uint32_t rows, int per_token, int experts, 
         launch_chained(sort_few, 1, (total + 31) / 32 * 32, 2 * total * sizeof(int32_t), chain{ s, true }, ids, total,
                        per_token, t);
     else sort_many<<<(unsigned)experts, 256, 0, s>>>(ids, total, per_token, t);
+}
+
+/* A block per place: rows of `pieces` pieces of 16 bytes. Places without a pair hold what was there before. */
+static __global__ void __launch_bounds__(128)
+    gather_kernel(const uint4 *x, uint32_t pieces, uint32_t rows, uint32_t div, const uint32_t *pairs, uint4 *out) {
+    uint32_t row = pairs[blockIdx.x] / div;
+    if (row >= rows) return;
+    x += (uint64_t)row * pieces;
+    out += (uint64_t)blockIdx.x * pieces;
+#pragma unroll 5
+    for (uint32_t i = threadIdx.x; i < pieces; i += 128) out[i] = x[i];
+}
+
+void tensor_gather(const uint16_t *x, int64_t k_count, uint32_t rows, int source_div, const expert_tiles &t,
+                   uint16_t *out, cudaStream_t s) {
+    gather_kernel<<<t.pairs_max, 128, 0, s>>>((const uint4 *)x, (uint32_t)(padded(k_count) / 8), rows,
+                                              (uint32_t)source_div, t.pairs, (uint4 *)out);
 }

@@ -160,7 +160,7 @@ struct source {
     bool by_place;              /* destination is the place in the list, else the entry */
     const uint16_t *x;
     void *y[2];
-    int64_t ldy, n_count;
+    int64_t ldy, n_count, k_count;
     int z_dense, z_list, z_rows, z_y;   /* what one more in z adds to: dense, experts, rows of w, y */
     int64_t z_columns;                  /* columns of y */
     result_kind kind;
@@ -182,7 +182,7 @@ struct source {
     }
     __device__ __forceinline__ uint32_t entry(uint32_t i) const { return list ? list[i] : i; }
     __device__ __forceinline__ uint32_t from(uint32_t i) const {
-        return entry(i) / div * stride + offset + blockIdx.z * z_offset;
+        return (tiles.sorted ? i : entry(i) / div) * stride + offset + blockIdx.z * z_offset;
     }
     /* Column n of the result of row i of the list. */
     __device__ __forceinline__ void put(uint32_t i, int n, float v) const {

@@ -93,13 +93,17 @@ void gpu_experts(const cedar_weight *list, int experts, const int32_t *ids, uint
         fprintf(stderr, "device_ops: %u tiles, room for %u\n", t.tiles_max, tiles);
         exit(70);
     }
+    int64_t k_count = list[0].cols;
     nothing<<<1, 1>>>();                        /* tensor_sort follows a kernel */
     tensor_sort(chosen, rows, per_token, experts, woven, t, 0);
-    tensor_experts(on_device, 1, 0, list[0].rows, x, woven, by_pair ? 1 : per_token + 1, t,
+    uint16_t *sorted = (uint16_t *)gpu_put(NULL, (size_t)t.pairs_max * padded(k_count) * 2);
+    int slots = per_token + 1, div = by_pair ? 1 : slots;
+    if (t.sorted) tensor_gather(x, k_count, by_pair ? rows * (uint32_t)slots : rows, div, t, sorted, 0);
+    tensor_experts(on_device, 1, 0, list[0].rows, k_count, t.sorted ? sorted : x, woven, div, t,
                    result{ y, list[0].rows, AS_ROUNDED }, y, chain{ 0, true });
     wait_for("tensor_experts");
     free(host);
-    void *all[] = { on_device, chosen, t.pairs, t.tile_expert, t.tile_first, t.tile_count };
+    void *all[] = { on_device, chosen, t.pairs, t.tile_expert, t.tile_first, t.tile_count, sorted };
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) gpu_drop(all[i]);
 }
 
