@@ -19,12 +19,13 @@ static __device__ __forceinline__ uint32_t cluster_rank() {
     return rank;
 }
 
-/* All threads of both blocks meet; what was written before is seen after. */
+/* All threads of both blocks meet. Nothing that was written before is made known by it: barriers_made does that for
+ * barriers, and the rest is the barriers' to do. */
 static __device__ __forceinline__ void cluster_arrive() {
-    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }
 static __device__ __forceinline__ void cluster_wait() {
-    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+    asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
 }
 
 /* Barriers, eight bytes each: one arrival a turn, and as many bytes as it was armed for. */
@@ -41,10 +42,12 @@ static __device__ __forceinline__ void barrier_arm(uint32_t at, uint32_t bytes) 
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(at), "r"(bytes) : "memory");
 }
 
-/* Arrives at the barrier at that place of another block. */
+/* Arrives at the barrier at that place of another block. It says that reads are done, and they are: products were
+ * waited for. So no wider order is asked for, here or in barrier_wait; that would wait for all that the thread has under
+ * way, and empty the first-level cache. */
 static __device__ __forceinline__ void barrier_tell(uint32_t at, uint32_t rank) {
     asm volatile("{.reg .b32 there; mapa.shared::cluster.u32 there, %0, %1;"
-                 "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];}" ::"r"(at),
+                 "mbarrier.arrive.shared::cluster.b64 _, [there];}" ::"r"(at),
                  "r"(rank)
                  : "memory");
 }
@@ -53,7 +56,7 @@ static __device__ __forceinline__ void barrier_tell(uint32_t at, uint32_t rank) 
 static __device__ __forceinline__ void barrier_wait(uint32_t at, int turn) {
     uint32_t done = 0;
     while (!done)
-        asm volatile("{.reg .pred p; mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;"
+        asm volatile("{.reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;"
                      "selp.u32 %0, 1, 0, p;}"
                      : "=r"(done)
                      : "r"(at), "r"(turn & 1)
