@@ -99,17 +99,17 @@ void tensor_act(const dev_moe &m, uint32_t rows, bool woven, uint16_t *out, cuda
  * from the first of them on. */
 void tensor_expand_experts(const dev &d, uint32_t first, uint32_t n, const dev_moe &m, cudaStream_t s);
 
-/* out [t.pairs_max, padded(k_count)]: rows pair / source_div of x, of which there are `rows`, in the order of t.pairs.
- * Places without a pair are left as they are. */
-void tensor_gather(const uint16_t *x, int64_t k_count, uint32_t rows, int source_div, const expert_tiles &t,
-                   uint16_t *out, cudaStream_t s);
-
 /* FP4 experts over the tiles, `lists` (1 or 2) lists of weights list_step apart with results y and, in the same form,
  * y_second: the row of y is the pair, that of x is its place in t.pairs (t.sorted), or else the pair (source_div 1) or
  * pair / source_div. */
 void tensor_experts(const dev_weight *list, int lists, int list_step, int64_t n_count, int64_t k_count,
                     const uint16_t *x, bool woven, int source_div, const expert_tiles &t, const result &y,
                     void *y_second, chain s);
+
+/* out [t.pairs_max, padded(k_count)]: rows pair / source_div of x, of which there are `rows`, in the order of t.pairs.
+ * Places without a pair are left as they are. */
+void tensor_gather(const uint16_t *x, int64_t k_count, uint32_t rows, int source_div, const expert_tiles &t,
+                   uint16_t *out, cudaStream_t s);
 
 /* --- attention and index scores, bf16 arithmetic ---------------------------------------------------------------------
  *

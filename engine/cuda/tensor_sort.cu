@@ -68,15 +68,6 @@ static __global__ void __launch_bounds__(256)
     }
 }
 
-void tensor_sort(const int32_t *ids, uint32_t rows, int per_token, int experts, bool woven, const expert_tiles &t,
-                 cudaStream_t s) {
-    uint32_t total = rows * (uint32_t)per_token;
-    if (!woven)
-        launch_chained(sort_few, 1, (total + 31) / 32 * 32, 2 * total * sizeof(int32_t), chain{ s, true }, ids, total,
-                       per_token, t);
-    else sort_many<<<(unsigned)experts, 256, 0, s>>>(ids, total, per_token, t);
-}
-
 /* A block per place: rows of `pieces` pieces of 16 bytes. Places without a pair hold what was there before. */
 static __global__ void __launch_bounds__(128)
     gather_kernel(const uint4 *x, uint32_t pieces, uint32_t rows, uint32_t div, const uint32_t *pairs, uint4 *out) {
@@ -92,4 +83,13 @@ void tensor_gather(const uint16_t *x, int64_t k_count, uint32_t rows, int source
                    uint16_t *out, cudaStream_t s) {
     gather_kernel<<<t.pairs_max, 128, 0, s>>>((const uint4 *)x, (uint32_t)(padded(k_count) / 8), rows,
                                               (uint32_t)source_div, t.pairs, (uint4 *)out);
+}
+
+void tensor_sort(const int32_t *ids, uint32_t rows, int per_token, int experts, bool woven, const expert_tiles &t,
+                 cudaStream_t s) {
+    uint32_t total = rows * (uint32_t)per_token;
+    if (!woven)
+        launch_chained(sort_few, 1, (total + 31) / 32 * 32, 2 * total * sizeof(int32_t), chain{ s, true }, ids, total,
+                       per_token, t);
+    else sort_many<<<(unsigned)experts, 256, 0, s>>>(ids, total, per_token, t);
 }

@@ -43,8 +43,8 @@ static __device__ __forceinline__ void barrier_arm(uint32_t at, uint32_t bytes) 
 }
 
 /* Arrives at the barrier at that place of another block. It says that reads are done, and they are: products were
- * waited for. So no wider order is asked for, here or in barrier_wait; that would wait for all that the thread has under
- * way, and empty the first-level cache. */
+ * waited for. So no wider order is asked for, here or in barrier_wait: that would wait for all that the thread has
+ * under way, and empty the first-level cache. */
 static __device__ __forceinline__ void barrier_tell(uint32_t at, uint32_t rank) {
     asm volatile("{.reg .b32 there; mapa.shared::cluster.u32 there, %0, %1;"
                  "mbarrier.arrive.shared::cluster.b64 _, [there];}" ::"r"(at),
