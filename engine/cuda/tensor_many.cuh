@@ -38,6 +38,18 @@ static __device__ __forceinline__ void many_tile(const source &src, const work_i
         W_PIECES = Weights::BLOCK_PIECES, W_STEP = THREADS / W_PIECES, W_COPIES = MANY_N / W_STEP,
         MAP = BOX > 0
     };
+    __shared__ uint64_t full[stage::COUNT], empty[stage::COUNT];
+    uint32_t full_at = (uint32_t)__cvta_generic_to_shared(full), empty_at = (uint32_t)__cvta_generic_to_shared(empty),
+             rank = MAP ? cluster_rank() : 0;
+    if (MAP) {
+        if (threadIdx.x == 0)
+            for (int i = 0; i < stage::COUNT; i++) {
+                barrier_make(full_at + 8 * i);
+                barrier_make(empty_at + 8 * i);
+            }
+        barriers_made();
+        cluster_arrive();                       /* awaited when weights are on their way */
+    }
     Weights w(it.w);
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     int blocks = (int)((w.k_count + K_BLOCK - 1) / K_BLOCK), n_count = (int)src.n_count,
@@ -62,19 +74,6 @@ static __device__ __forceinline__ void many_tile(const source &src, const work_i
              w_to = stage::WEIGHTS + (w_row * W_PIECES + Weights::place(w_row, w_piece)) * 16;
     int w_left = (int)w.row_bytes() - w_piece * 16;
     const uint8_t *scales = w.row_scale(row_of(threadIdx.x % MANY_N));
-    __shared__ uint64_t full[stage::COUNT], empty[stage::COUNT];
-    uint32_t full_at = (uint32_t)__cvta_generic_to_shared(full), empty_at = (uint32_t)__cvta_generic_to_shared(empty),
-             rank = MAP ? cluster_rank() : 0;
-    if (MAP) {
-        if (threadIdx.x == 0)
-            for (int i = 0; i < stage::COUNT; i++) {
-                barrier_make(full_at + 8 * i);
-                barrier_make(empty_at + 8 * i);
-            }
-        barriers_made();
-        cluster_arrive();
-        cluster_wait();
-    }
     /* this block's share of a block of K, to both, by one thread: half the rows, or if a box has all of them, half of
      * their columns */
     auto share_rows = [&](int block) {
@@ -106,10 +105,14 @@ static __device__ __forceinline__ void many_tile(const source &src, const work_i
     for (int b = 0; b < stage::COUNT - 1; b++) {
         if (b < blocks) {
             if (!MAP) load_rows(b);
-            else if (threadIdx.x == 0) share_rows(b);
             load_weights(b);
         }
         copies_commit();
+    }
+    if (MAP) {
+        cluster_wait();
+        for (int b = 0; b < stage::COUNT - 1 && threadIdx.x == 0; b++)
+            if (b < blocks) share_rows(b);
     }
     float total[WIDTH / 2] = {}, acc[WIDTH / 2];
     uint32_t f[2][2][4];                        /* [in turn][instruction][fragment] */
@@ -204,10 +207,10 @@ static __device__ __forceinline__ void many_tile(const source &src, const work_i
         for (int i = 0; i < 4; i++)
             out[(8 * n + 2 * t + i % 2) * OUT_PITCH + warp * 16 + g + i / 2 * 8] = total[4 * n + i];
     __syncthreads();
-    for (int i = threadIdx.x; i < (int)it.count * (MANY_N / 8); i += THREADS) {
-        int c = i / (MANY_N / 8), n = i % (MANY_N / 8) * 8;
+    int n = (int)threadIdx.x % (MANY_N / 8) * 8;
+#pragma unroll 1                                /* small code: a branch lies in it */
+    for (int c = threadIdx.x / (MANY_N / 8); c < (int)it.count; c += THREADS / (MANY_N / 8))
         src.put8(it.first + c, n_tile + n, out + c * OUT_PITCH + n);
-    }
     if (MAP) cluster_wait();
 }
 

@@ -7,7 +7,7 @@ void tensor_tiles(uint32_t rows, int per_token, int experts, bool woven, expert_
     t->tiles_max = pairs / t->width + (uint32_t)experts;
     if (!woven && t->tiles_max > pairs) t->tiles_max = pairs;
     t->pairs_max = pairs;
-    t->sorted = EXPERTS_TOGETHER && woven;
+    t->sorted = EXPERTS_TOGETHER && woven && t->width == 128;   /* narrower tiles are bound by weights */
 }
 
 uint32_t tensor_tiles_max(uint32_t rows, int per_token, int experts) {

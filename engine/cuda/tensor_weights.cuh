@@ -191,11 +191,12 @@ struct source {
         if (kind == AS_BF16) ((__nv_bfloat16 *)to)[at] = __float2bfloat16_rn(v);
         else ((float *)to)[at] = kind == AS_ROUNDED ? rounded(v) : v;
     }
-    /* Columns n .. n + 7, those that there are; v at a multiple of 16 bytes. */
+    /* Columns n .. n + 7, those that there are; v at a multiple of 16 bytes. Nothing may write the list meanwhile. */
     __device__ __forceinline__ void put8(uint32_t i, int n, const float *v) const {
-        uint64_t at = (uint64_t)(by_place ? i : entry(i)) * ldy + blockIdx.z * z_columns + n;
+        uint64_t at = (uint64_t)(by_place ? i : __ldg(list + i)) * ldy + blockIdx.z * z_columns + n;
         uint8_t *to = (uint8_t *)y[blockIdx.z * z_y] + at * (kind == AS_BF16 ? 2 : 4);
         if (n + 8 > n_count || ((uintptr_t)to & 15)) {
+#pragma unroll 1
             for (int k = 0; k < 8 && n + k < n_count; k++) put(i, n + k, v[k]);
             return;
         }

@@ -405,6 +405,10 @@ START_TEST(experts) {
     check_experts(130, 320, rows, true, false);
     check_experts(16, 32, rows, false, true);
     if (rows == 1 || rows == 33) check_experts(96, 5120, rows, false, false);
+    if (rows == 300) {                          /* tiles of 128, and of what is left over, in two blocks of outputs */
+        check_experts(200, 1312, rows, true, false);
+        check_experts(200, 1312, rows, false, true);
+    }
 }
 END_TEST
 
