@@ -775,23 +775,22 @@ template <class A> struct forward {
             int64_t ld = m.moe_dim, shared_at = m.per_token * ld, dm = c->hidden;
             operand px = { x, NULL, 1, 0, woven }, pa = { b->w.pa, NULL, slots, m.per_token, woven },
                     plain = { b->w.px + (uint64_t)first * (uint64_t)padded(dm), NULL, 1, 0, woven };
-            fork(SIDE_SHARED, [&] {
+            fork(SIDE_SHARED, [&] {             /* all of it beside the router, which leaves the device idle */
+                chain next = { s, true };
                 tensor_linear_two(m.shared1, m.shared3, px, count, result{ a + shared_at, slots * ld, AS_BF16 },
                                   g + shared_at, chained());
+                tensor_act(m, m.per_token, 1, count, woven, b->w.pa, next);
+                tensor_linear(m.shared2, pa, count, result{ out + m.per_token * dm, slots * dm, AS_BF16 }, next);
             });
             tensor_linear(m.gate, plain, count, result{ m.z, m.experts, AS_SUMMED }, chained());
             launch_route<A>(count, m, chained());
             tensor_sort(m.ids, count, m.per_token, m.experts, woven, t, s);
             tensor_experts(m.w1, 2, 2 * m.experts, ld, x, woven, slots, t, result{ a, ld, AS_BF16 }, g, chained());
-            join(SIDE_SHARED);
-            tensor_act(m, count, woven, b->w.pa, s);
-            fork(SIDE_SHARED, [&] {
-                tensor_linear(m.shared2, pa, count, result{ out + m.per_token * dm, slots * dm, AS_BF16 }, chained());
-            });
-            tensor_experts(m.w2, 1, 0, dm, b->w.pa, woven, 1, t, result{ out, dm, AS_BF16 }, out, chained());
-            join(SIDE_SHARED);
+            join(SIDE_SHARED);                  /* both long done: the sum at the end then waits for one kernel only */
             if (first == 0) join(SIDE_HC);
-            tensor_expand_experts(d, first, count, m, s);
+            tensor_act(m, 0, m.per_token, count, woven, b->w.pa, chain{ s, false });
+            tensor_experts(m.w2, 1, 0, dm, b->w.pa, woven, 1, t, result{ out, dm, AS_BF16 }, out, chained());
+            tensor_expand_experts(d, first, count, m, chained());
         }
     }
 

@@ -548,7 +548,7 @@ static void run_experts(cedar_gpu_bench *b, const op &o, uint32_t round, bool fi
     tensor_sort(ids, o.n, k, e, woven, t, b->s);
     tensor_experts(b->experts, 2, 2 * e, c->moe_dim, b->px, woven, slots, t,
                    result{ m.a, c->moe_dim, AS_BF16 }, m.b, next);
-    tensor_act(m, o.n, woven, b->packed, b->s);
+    tensor_act(m, 0, k, o.n, woven, b->packed, next);
     tensor_experts(b->experts + e, 1, 0, c->hidden, b->packed, woven, 1, t, result{ out, c->hidden, AS_BF16 },
                    out, next);
 }

@@ -86,12 +86,13 @@ uint32_t tensor_tiles_max(uint32_t rows, int per_token, int experts);
 void tensor_sort(const int32_t *ids, uint32_t rows, int per_token, int experts, bool woven, const expert_tiles &t,
                  cudaStream_t s);
 
-/* Packed activations of all pairs [rows * (per_token + 1), padded(moe_dim)] from m.a and m.b, which are bf16. */
-void tensor_act(const dev_moe &m, uint32_t rows, bool woven, uint16_t *out, cudaStream_t s);
+/* Packed activations of pairs, out [rows * (per_token + 1), padded(moe_dim)], from m.a and m.b, which are bf16: slots
+ * [first, first + count) of each row. */
+void tensor_act(const dev_moe &m, int first, int count, uint32_t rows, bool woven, uint16_t *out, chain s);
 
 /* Streams of rows [first, first + n) of the list expanded with the sum of their pairs' outputs, m.ids and m.out (bf16)
  * from the first of them on. */
-void tensor_expand_experts(const dev &d, uint32_t first, uint32_t n, const dev_moe &m, cudaStream_t s);
+void tensor_expand_experts(const dev &d, uint32_t first, uint32_t n, const dev_moe &m, chain s);
 
 /* FP4 experts over the tiles, `lists` (1 or 2) lists of weights list_step apart with results y and, in the same form,
  * y_second: the row of y is the pair, that of x is the pair (source_div 1) or pair / source_div. */

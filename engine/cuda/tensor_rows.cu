@@ -76,13 +76,16 @@ static __global__ void __launch_bounds__(256)
     if (k < width) store8(out + row * width, k, p, woven);
 }
 
-/* SwiGLU of the pairs' gates and ups, times the pair's weight (the shared expert has none), packed through FP8Q32. */
-static __global__ void __launch_bounds__(256) act_kernel(dev_moe m, uint32_t pairs, bool woven, uint16_t *out) {
+/* SwiGLU of the pairs' gates and ups, times the pair's weight (the shared expert has none), packed through FP8Q32; of
+ * `count` slots of each row from `first` on, `total` pairs in all. */
+static __global__ void __launch_bounds__(256)
+    act_kernel(dev_moe m, uint32_t first, uint32_t count, uint32_t total, bool woven, uint16_t *out) {
     await_launch();
     allow_launch();
     uint32_t width = (uint32_t)(m.moe_dim + K_BLOCK - 1) / K_BLOCK * K_BLOCK, i = blockIdx.x * 256 + threadIdx.x,
-             pair = i / (width / 8), k = i % (width / 8) * 8, slots = (uint32_t)m.per_token + 1, slot = pair % slots;
-    bool there = pair < pairs && (int)k < m.moe_dim;
+             place = i / (width / 8), k = i % (width / 8) * 8, slots = (uint32_t)m.per_token + 1,
+             slot = first + place % count, pair = place / count * slots + slot;
+    bool there = place < total && (int)k < m.moe_dim;
     float v[8] = {}, weight = 1, lim = (float)m.limit;
     if (there && slot < slots - 1) weight = ((const float *)m.weight)[pair / slots * (slots - 1) + slot];
     if (there) {
@@ -100,7 +103,7 @@ static __global__ void __launch_bounds__(256) act_kernel(dev_moe m, uint32_t pai
     }
     uint32_t p[4];
     pack8(v, true, p);
-    if (pair < pairs) store8(out + (uint64_t)pair * width, k, p, woven);
+    if (place < total) store8(out + (uint64_t)pair * width, k, p, woven);
 }
 
 /* --- norms -------------------------------------------------------------------------------------------------------- */
@@ -191,6 +194,7 @@ static __global__ void __launch_bounds__(NORM_THREADS)
 
 /* Routed experts' outputs in ascending id, then the shared one's, expanded into the streams. */
 static __global__ void __launch_bounds__(256) expand_kernel(dev d, dev_moe m, uint32_t first) {
+    await_launch();
     allow_launch();
     uint32_t row = d.active[first + blockIdx.x];
     int quads = d.hidden / 4, k = blockIdx.y * 256 + threadIdx.x;
@@ -218,9 +222,10 @@ void tensor_pack(const void *x, bool x_bf16, int64_t ldx, const uint32_t *list, 
                    quantise, woven, out);
 }
 
-void tensor_act(const dev_moe &m, uint32_t rows, bool woven, uint16_t *out, cudaStream_t s) {
-    uint32_t pairs = rows * ((uint32_t)m.per_token + 1);
-    act_kernel<<<ceil_div(pairs * padded(m.moe_dim) / 8, 256), 256, 0, s>>>(m, pairs, woven, out);
+void tensor_act(const dev_moe &m, int first, int count, uint32_t rows, bool woven, uint16_t *out, chain s) {
+    uint32_t total = rows * (uint32_t)count;
+    launch_chained(act_kernel, ceil_div(total * padded(m.moe_dim) / 8, 256), 256, 0, s, m, (uint32_t)first,
+                   (uint32_t)count, total, woven, out);
 }
 
 
@@ -237,6 +242,6 @@ void tensor_collapse(const dev &d, uint32_t n, const void *pre, const dev_weight
                    quantised);
 }
 
-void tensor_expand_experts(const dev &d, uint32_t first, uint32_t n, const dev_moe &m, cudaStream_t s) {
-    expand_kernel<<<dim3(n, ceil_div(d.hidden / 4, 256)), 256, 0, s>>>(d, m, first);
+void tensor_expand_experts(const dev &d, uint32_t first, uint32_t n, const dev_moe &m, chain s) {
+    launch_chained(expand_kernel, dim3(n, ceil_div(d.hidden / 4, 256)), 256, 0, s, d, m, first);
 }
