@@ -783,8 +783,12 @@ template <class A> struct forward {
                 tensor_linear(m.shared2, pa, count, result{ out + m.per_token * dm, slots * dm, AS_BF16 }, next);
             });
             tensor_linear(m.gate, plain, count, result{ m.z, m.experts, AS_SUMMED }, chained());
-            launch_route<A>(count, m, chained());
-            tensor_sort(m.ids, count, m.per_token, m.experts, woven, t, s);
+            if (tensor_route_can(m, n)) {
+                tensor_route(m, count, t, chained());
+            } else {
+                launch_route<A>(count, m, chained());
+                tensor_sort(m.ids, count, m.per_token, m.experts, woven, t, s);
+            }
             tensor_experts(m.w1, 2, 2 * m.experts, ld, x, woven, slots, t, result{ a, ld, AS_BF16 }, g, chained());
             join(SIDE_SHARED);                  /* both long done: the sum at the end then waits for one kernel only */
             if (first == 0) join(SIDE_HC);

@@ -86,6 +86,10 @@ uint32_t tensor_tiles_max(uint32_t rows, int per_token, int experts);
 void tensor_sort(const int32_t *ids, uint32_t rows, int per_token, int experts, bool woven, const expert_tiles &t,
                  cudaStream_t s);
 
+/* launch_route and tensor_sort, not woven, in one launch, with the same bits; rows 0 .. rows - 1 of m. */
+bool tensor_route_can(const dev_moe &m, uint32_t rows);
+void tensor_route(const dev_moe &m, uint32_t rows, const expert_tiles &t, chain s);
+
 /* Packed activations of pairs, out [rows * (per_token + 1), padded(moe_dim)], from m.a and m.b, which are bf16: slots
  * [first, first + count) of each row. */
 void tensor_act(const dev_moe &m, int first, int count, uint32_t rows, bool woven, uint16_t *out, chain s);

@@ -103,6 +103,49 @@ void gpu_experts(const cedar_weight *list, int experts, const int32_t *ids, uint
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) gpu_drop(all[i]);
 }
 
+uint32_t gpu_route(const float *z, const float *bias, uint32_t rows, int experts, int per_token, bool fused,
+                   int32_t *ids, float *weights, uint32_t *pairs, uint32_t (*tiles)[3]) {
+    size_t total = (size_t)rows * per_token, most = tensor_tiles_max(rows, per_token, experts);
+    dev_moe m = {};
+    expert_tiles t = {};
+    m.experts = experts;
+    m.per_token = per_token;
+    m.route_scale = 1.5;
+    m.z = gpu_put(z, (size_t)rows * experts * sizeof *z);
+    m.bias = dev_weight{ CEDAR_W_F32, 1, experts, (const uint8_t *)gpu_put(bias, (size_t)experts * sizeof *bias), NULL };
+    m.ids = (int32_t *)gpu_put(NULL, total * 4);
+    m.weight = gpu_put(NULL, total * 4);
+    t.pairs = (uint32_t *)gpu_put(NULL, total * 4);
+    t.tile_expert = (int32_t *)gpu_put(NULL, most * 4);
+    t.tile_first = (uint32_t *)gpu_put(NULL, most * 4);
+    t.tile_count = (uint32_t *)gpu_put(NULL, most * 4);
+    tensor_tiles(rows, per_token, experts, false, &t);
+    if (fused) {
+        tensor_route(m, rows, t, alone);
+    } else {
+        launch_route<bf16>(rows, m, alone);
+        tensor_sort(m.ids, rows, per_token, experts, false, t, 0);
+    }
+    wait_for("tensor_route");
+    gpu_get(ids, m.ids, total * 4);
+    gpu_get(weights, m.weight, total * 4);
+    gpu_get(pairs, t.pairs, total * 4);
+    uint32_t *lists = (uint32_t *)calloc(3 * (size_t)t.tiles_max, 4), count = 0;
+    gpu_get(lists, t.tile_expert, t.tiles_max * 4);
+    gpu_get(lists + t.tiles_max, t.tile_first, t.tiles_max * 4);
+    gpu_get(lists + 2 * t.tiles_max, t.tile_count, t.tiles_max * 4);
+    for (uint32_t i = 0; i < t.tiles_max; i++) {
+        if (!lists[2 * t.tiles_max + i]) continue;
+        for (uint32_t k = 0; k < 3; k++) tiles[count][k] = lists[k * t.tiles_max + i];
+        count++;
+    }
+    free(lists);
+    void *all[] = { m.z, (void *)(uintptr_t)m.bias.data, m.ids, m.weight, t.pairs, t.tile_expert, t.tile_first,
+                    t.tile_count };
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) gpu_drop(all[i]);
+    return count;
+}
+
 /* --- a sequence --------------------------------------------------------------------------------------------------- */
 
 struct gpu_world {

@@ -38,6 +38,12 @@ void gpu_groups(const cedar_weight *w, int groups, const gpu_operand *x, uint32_
 void gpu_experts(const cedar_weight *list, int experts, const int32_t *ids, uint32_t rows, int per_token,
                  const uint16_t *x, bool by_pair, bool woven, float *y);
 
+/* Picks of `rows` (few) rows and their pairs by expert, all on the host. z [rows, experts], bias [experts] -> ids and
+ * weights [rows, per_token], pairs [rows * per_token] up to the last one, tiles [rows * per_token][3] expert, first and
+ * count of those that have pairs; returns their number. fused: by one launch. */
+uint32_t gpu_route(const float *z, const float *bias, uint32_t rows, int experts, int per_token, bool fused,
+                   int32_t *ids, float *weights, uint32_t *pairs, uint32_t (*tiles)[3]);
+
 /* One sequence of a model's shape with rows at its end: caches from host bytes. */
 typedef struct gpu_world gpu_world;
 typedef struct gpu_rows {

@@ -397,6 +397,96 @@ START_TEST(experts) {
 }
 END_TEST
 
+/* --- router ------------------------------------------------------------------------------------------------------- */
+
+/* Scores from a grid of 64 values a 16th apart, so that many tie and no two others are near each other; some are not to
+ * be picked at all. In one launch and in two: the same bits. Picks and pairs against plain loops. */
+static void check_route(uint32_t rows, int all, int per_token, uint32_t unpickable) {
+    uint32_t total = rows * (uint32_t)per_token, *pairs[2], (*tiles[2])[3], count[2];
+    float *z = malloc((size_t)rows * (size_t)all * sizeof *z), *bias = malloc((size_t)all * sizeof *bias),
+          *weights[2];
+    int32_t *ids[2], *want = malloc(total * sizeof *want);
+    for (uint32_t i = 0; i < rows * (uint32_t)all; i++) z[i] = (float)draw(64) / 16 - 2;
+    for (int e = 0; e < all; e++) bias[e] = draw(100) < unpickable ? draw(2) ? -INFINITY : NAN : 0;
+    for (int f = 0; f < 2; f++) {
+        ids[f] = malloc(total * sizeof *ids[f]);
+        weights[f] = malloc(total * sizeof *weights[f]);
+        pairs[f] = malloc(total * sizeof *pairs[f]);
+        tiles[f] = malloc(total * sizeof *tiles[f]);
+        count[f] = gpu_route(z, bias, rows, all, per_token, f == 1, ids[f], weights[f], pairs[f], tiles[f]);
+    }
+    uint32_t chosen = 0;
+    for (uint32_t r = 0; r < rows; r++) {
+        bool taken[512] = { false };
+        int n = 0;
+        for (int k = 0; k < per_token; k++) {
+            int best = -1;
+            for (int e = 0; e < all; e++)
+                if (bias[e] == 0 && !taken[e] &&
+                    (best < 0 || z[r * (uint32_t)all + (uint32_t)e] > z[r * (uint32_t)all + (uint32_t)best]))
+                    best = e;
+            if (best >= 0) taken[best] = true;
+        }
+        for (int e = 0; e < all; e++)
+            if (taken[e]) want[r * (uint32_t)per_token + (uint32_t)n++] = e;
+        chosen += (uint32_t)n;
+        while (n < per_token) want[r * (uint32_t)per_token + (uint32_t)n++] = -1;
+    }
+    ck_assert_msg(memcmp(ids[1], want, total * sizeof *want) == 0, "%u rows, %d experts: other picks", rows, all);
+    ck_assert_msg(memcmp(ids[0], ids[1], total * sizeof *want) == 0, "%u rows, %d experts: picks differ", rows, all);
+    ck_assert_msg(memcmp(weights[0], weights[1], total * sizeof *weights[0]) == 0,
+                  "%u rows, %d experts: weights differ", rows, all);
+    for (uint32_t r = 0; r < rows; r++) {
+        double sum = 0;
+        for (int k = 0; k < per_token; k++) sum += (double)weights[1][r * (uint32_t)per_token + (uint32_t)k];
+        ck_assert_msg(fabs(sum - (want[r * (uint32_t)per_token] < 0 ? 0 : 1.5)) < 1e-5, "weights of row %u: sum %g", r,
+                      sum);
+    }
+    uint32_t at = 0;
+    ck_assert_uint_eq(count[0], count[1]);
+    ck_assert_int_eq(memcmp(tiles[0], tiles[1], count[1] * sizeof *tiles[1]), 0);
+    for (int e = 0; e < all; e++)
+        for (uint32_t i = 0; i < total; i++)
+            if (want[i] == e) {
+                uint32_t pair = i / (uint32_t)per_token * ((uint32_t)per_token + 1) + i % (uint32_t)per_token;
+                ck_assert_msg(pairs[0][at] == pair && pairs[1][at] == pair, "%u rows, %d experts: pair %u is %u, not %u",
+                              rows, all, at, pairs[1][at], pair);
+                at++;
+            }
+    ck_assert_uint_eq(at, chosen);
+    for (uint32_t i = 0, next = 0; i < count[1]; i++) {
+        ck_assert_uint_eq(tiles[1][i][1], next);
+        for (uint32_t k = next; k < next + tiles[1][i][2]; k++) {
+            uint32_t pair = pairs[1][k], slots = (uint32_t)per_token + 1;
+            ck_assert_int_eq(want[pair / slots * (uint32_t)per_token + pair % slots], (int32_t)tiles[1][i][0]);
+        }
+        next += tiles[1][i][2];
+        if (i + 1 == count[1]) ck_assert_uint_eq(next, chosen);
+    }
+    for (int f = 0; f < 2; f++) {
+        free(ids[f]);
+        free(weights[f]);
+        free(pairs[f]);
+        free(tiles[f]);
+    }
+    free(z);
+    free(bias);
+    free(want);
+}
+
+START_TEST(routes) {
+    static const int counts[] = { 6, 7, 32, 33, 128, 129, 384, 512 };
+    static const uint32_t rows[] = { 1, 2, 7, 8, 31, 32 };
+    gpu_start();
+    for (size_t e = 0; e < sizeof counts / sizeof *counts; e++)
+        for (size_t r = 0; r < sizeof rows / sizeof *rows; r++) {
+            check_route(rows[r], counts[e], 6, 0);
+            check_route(rows[r], counts[e], 3, 90);
+        }
+    check_route(32, 64, 32, 20);
+}
+END_TEST
+
 /* --- norm --------------------------------------------------------------------------------------------------------- */
 
 START_TEST(norms) {
@@ -715,6 +805,7 @@ Suite *gpu_operators_suite(void) {
     tcase_add_loop_test(t, linear, 0, LINEAR_SHAPES);
     tcase_add_test(t, linear_two_and_groups);
     tcase_add_loop_test(t, experts, 0, ROW_COUNTS);
+    tcase_add_test(t, routes);
     tcase_add_test(t, norms);
     tcase_add_test(t, index_scores);
     tcase_add_test(t, picks);
