@@ -559,7 +559,7 @@ static void run_site(cedar_gpu_bench *b, const op &o, uint32_t round, chain s) {
     launch_expand<bf16>(d, o.n, b->y, b->s);
     launch_hc<bf16>(d, o.n, b->site, d.pre_attn, b->s);
     s.kernel_before = true;
-    tensor_collapse(d, o.n, d.pre, b->gain, true, !few_rows(o.n), NULL, b->packed, s);
+    tensor_collapse(d, o.n, collapse_into{ d.pre, b->gain, true, !few_rows(o.n), NULL, b->packed }, s);
 }
 
 static void run(cedar_gpu_bench *b, const op &o, uint32_t round) {

@@ -45,8 +45,19 @@ int tensor_norm_width_max(void);
 void tensor_norm(const float *x, int width, uint32_t n, const dev_weight &gain, double eps, bool woven, uint16_t *out,
                  chain s);
 /* norm(collapse(h, pre)) packed, by row or by place: plain as it is, quantised through FP8Q32; either may be NULL. */
-void tensor_collapse(const dev &d, uint32_t n, const void *pre, const dev_weight &gain, bool indexed, bool woven,
-                     uint16_t *plain, uint16_t *quantised, chain s);
+struct collapse_into {
+    const void *pre;
+    dev_weight gain;
+    bool indexed, woven;
+    uint16_t *plain, *quantised;
+};
+void tensor_collapse(const dev &d, uint32_t n, const collapse_into &to, chain s);
+
+/* Streams expanded with y (floats by place), or, if that is NULL, as tensor_expand_experts does, and then collapsed, in
+ * one launch, with the bits of two. The one kernel before it in s may still run when it reads streams, coefficients and
+ * picks: something earlier must have written those, for which that kernel has waited before it let this one begin. */
+bool tensor_expand_collapse_can(const dev &d, uint32_t n);
+void tensor_expand_collapse(const dev &d, uint32_t n, const float *y, const dev_moe &m, const collapse_into &to, chain s);
 
 /* Packed activations of a dense launch: row i of the result is made from row (list ? list[i] : i) * stride + first. */
 struct operand {
