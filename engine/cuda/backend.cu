@@ -557,6 +557,7 @@ template <class A> struct forward {
     uint32_t n;                         /* rows that run now */
     const uint32_t *list;               /* their ids, on the host */
     bool pooled;
+    bool collapsed;                     /* the last sums into the streams have made the next input, too */
 
     dev_weight W(const cedar_weight &w) const {
         static const dev_weight none = { CEDAR_W_NONE, 0, 0, NULL, NULL };
@@ -609,11 +610,20 @@ template <class A> struct forward {
 
     /* A block's normed input: x by row and what the linear layers read, with `both` also without FP8. */
     void collapse(const void *pre, const cedar_weight &gain, void *x, void *xq, bool indexed, bool both) {
-        if constexpr (tensor)
-            tensor_collapse(d, n, pre, W(gain), indexed, !few_rows(n), both ? b->w.px : NULL, b->w.pxq,
-                            chained());
-        else launch_collapse<A>(d, n, pre, W(gain), x, xq, indexed, s);
+        if constexpr (!tensor) launch_collapse<A>(d, n, pre, W(gain), x, xq, indexed, s);
+        else if (!collapsed) tensor_collapse(d, n, into(pre, gain, indexed, both), chained());
+        collapsed = false;
     }
+    collapse_into into(const void *pre, const cedar_weight &gain, bool indexed, bool both) const {
+        return collapse_into{ pre, W(gain), indexed, !few_rows(n), both ? b->w.px : NULL, b->w.pxq };
+    }
+    /* Streams expanded with y, or with the sum of m's experts if that is NULL, and the input that `to` tells of; streams
+     * and coefficients must have been joined before the kernel before this one was launched. */
+    void expand_collapse(const real *y, const dev_moe &m, const collapse_into &to) {
+        tensor_expand_collapse(d, n, (const float *)y, m, to, chained());
+        collapsed = true;
+    }
+    bool reads_plain(int32_t layer) const { return c->is_kv_source[layer] || c->is_index_source[layer]; }
 
     void engram(const cedar_block *k, int32_t layer) {
         const int64_t *e = b->w.engram + (size_t)c->engram_at[layer] * 3 * CEDAR_ENGRAM_ROWS_MAX;
@@ -640,7 +650,7 @@ template <class A> struct forward {
         fork(SIDE_HC, [&] {
             launch_hc<A>(d, n, site(k->hc_attn_fn, k->hc_attn_base, k->hc_attn_scale), d.pre_attn, s);
         });
-        collapse(d.pre, k->attn_norm, d.x, d.xq, true, !draft && (c->is_kv_source[layer] || c->is_index_source[layer]));
+        collapse(d.pre, k->attn_norm, d.x, d.xq, true, !draft && reads_plain(layer));
         fork(SIDE_KV, [&] { keys(k, layer, kind, draft); });
     }
 
@@ -757,12 +767,16 @@ template <class A> struct forward {
         if constexpr (tensor)
             tensor_pack(b->w.u, true, u_width, NULL, n, u_width, true, !few_rows(n), b->w.pt, chained());
         linear(k->wo_b, by_place(b->w.u, u_width), b->w.pt, b->w.att, true);
-        join(SIDE_HC);
+        if constexpr (tensor)
+            if (tensor_expand_collapse_can(d, n)) {
+                expand_collapse((const real *)b->w.att, b->w.moe, into(d.pre_attn, k->ffn_norm, false, true));
+                return;
+            }
         launch_expand<A>(d, n, b->w.att, s);
     }
 
-    /* Rows [first, first + count) of the list through the experts and into the streams. */
-    void run_experts(uint32_t first, uint32_t count, const dev_moe &m) {
+    /* Rows [first, first + count) of the list through the experts and into the streams; next: as in ffn. */
+    void run_experts(uint32_t first, uint32_t count, const dev_moe &m, int32_t next) {
         if constexpr (!tensor) {
             launch_moe<A>(d, count, m, (const real *)b->w.xqc + (uint64_t)first * c->hidden,
                           (real *)b->w.y + (uint64_t)first * c->hidden, s);
@@ -776,31 +790,37 @@ template <class A> struct forward {
             int64_t ld = m.moe_dim, shared_at = m.per_token * ld, dm = c->hidden;
             operand px = { x, NULL, 1, 0, woven }, pa = { b->w.pa, NULL, slots, m.per_token, woven },
                     plain = { b->w.px + (uint64_t)first * (uint64_t)padded(dm), NULL, 1, 0, woven };
-            fork(SIDE_SHARED, [&] {
+            fork(SIDE_SHARED, [&] {             /* all of it beside the router, which leaves the device idle */
+                chain next = { s, true };
                 tensor_linear_two(m.shared1, m.shared3, px, count, result{ a + shared_at, slots * ld, AS_BF16 },
                                   g + shared_at, chained());
+                tensor_act(m, m.per_token, 1, count, woven, b->w.pa, next);
+                tensor_linear(m.shared2, pa, count, result{ out + m.per_token * dm, slots * dm, AS_BF16 }, next);
             });
             tensor_linear(m.gate, plain, count, result{ m.z, m.experts, AS_SUMMED }, chained());
-            launch_route<A>(count, m, chained());
-            tensor_sort(m.ids, count, m.per_token, m.experts, woven, t, s);
+            if (tensor_route_can(m, n)) {
+                tensor_route(m, count, t, chained());
+            } else {
+                launch_route<A>(count, m, chained());
+                tensor_sort(m.ids, count, m.per_token, m.experts, woven, t, s);
+            }
             if (t.sorted) tensor_gather(x, dm, count, slots, t, b->w.ps, s);
             tensor_experts(m.w1, 2, 2 * m.experts, ld, dm, t.sorted ? b->w.ps : x, woven, slots, t,
                            result{ a, ld, AS_BF16 }, g, chained());
-            join(SIDE_SHARED);
-            tensor_act(m, count, woven, b->w.pa, s);
-            fork(SIDE_SHARED, [&] {
-                tensor_linear(m.shared2, pa, count, result{ out + m.per_token * dm, slots * dm, AS_BF16 }, chained());
-            });
+            join(SIDE_SHARED);                  /* both long done: the sum at the end then waits for one kernel only */
+            if (first == 0) join(SIDE_HC);
+            tensor_act(m, 0, m.per_token, count, woven, b->w.pa, chain{ s, false });
             if (t.sorted) tensor_gather(b->w.pa, ld, count * (uint32_t)slots, 1, t, b->w.ps, s);
             tensor_experts(m.w2, 1, 0, dm, ld, t.sorted ? b->w.ps : b->w.pa, woven, 1, t, result{ out, dm, AS_BF16 },
                            out, chained());
-            join(SIDE_SHARED);
-            if (first == 0) join(SIDE_HC);
-            tensor_expand_experts(d, first, count, m, s);
+            if (next >= 0 && tensor_expand_collapse_can(d, n))
+                expand_collapse(NULL, m, into(d.pre, b->model->blocks[next].attn_norm, true, reads_plain(next)));
+            else tensor_expand_experts(d, first, count, m, chained());
         }
     }
 
-    void ffn(const cedar_block *k, int32_t layer, bool draft) {
+    /* next: the layer whose input may be made with the last sums; -1: none. */
+    void ffn(const cedar_block *k, int32_t layer, bool draft, int32_t next) {
         fork(SIDE_HC, [&] {
             launch_hc<A>(d, n, site(k->hc_ffn_fn, k->hc_ffn_base, k->hc_ffn_scale), d.pre, s);
         });
@@ -827,7 +847,7 @@ template <class A> struct forward {
             part.ids = m.ids + (uint64_t)first * m.per_token;
             part.weight = (real *)m.weight + (uint64_t)first * m.per_token;
             if constexpr (tensor) part.gate = W(k->gate);
-            run_experts(first, count, part);
+            run_experts(first, count, part, next);
         }
         if (!tensor) {
             join(SIDE_HC);
@@ -907,6 +927,12 @@ template <class A> struct forward {
         launch_scores<A>(d, first, count, b->w.iq, b->w.ig, part, ratio, restricted, s);
     }
 
+    /* The layer that reads the streams as this one leaves them, with the same rows; -1: none. */
+    int32_t follower(int32_t layer) const {
+        bool follows = layer + 1 < c->layers && c->engram_at[layer + 1] < 0 && !plan->trimmed && !b->inject;
+        return follows ? layer + 1 : -1;
+    }
+
     void layer_step(int32_t layer) {
         const cedar_block *k = &b->model->blocks[layer];
         int kind = c->ratio[layer] > 0;
@@ -917,6 +943,7 @@ template <class A> struct forward {
         query(k, kind);
         if (c->is_index_source[layer]) index_query(k);
         join(SIDE_KV);
+        join(SIDE_HC);
         if (c->is_index_source[layer]) select(layer);
         attend(k, layer);
         fork(SIDE_KV, [&] {                     /* the rings have been read; joined with the next layer's keys */
@@ -925,7 +952,7 @@ template <class A> struct forward {
                 launch_commit_open<A>(d, plan->entry_count, b->l.part_of[layer], s);
         });
         output(k, kind);
-        ffn(k, layer, false);
+        ffn(k, layer, false, follower(layer));
         if (at_cut && plan->cut == CEDAR_CUT_AFTER) keep();
         if (layer == c->candidate_source) pooled = true;
     }
@@ -951,7 +978,7 @@ template <class A> struct forward {
     /* The head's input by place, packed in px or its values in xc. */
     void head_input(const cedar_weight &gain, bool woven) {
         if constexpr (tensor)
-            tensor_collapse(d, n, d.pre, W(gain), false, woven, b->w.px, NULL, chained());
+            tensor_collapse(d, n, collapse_into{ d.pre, W(gain), false, woven, b->w.px, NULL }, chained());
         else launch_collapse<A>(d, n, d.pre, W(gain), b->w.xc, NULL, false, s);
     }
 
@@ -1063,7 +1090,7 @@ template <class A> struct forward {
 
     static cedar_status step(cuda_backend *b, const cedar_step_plan *plan, const cedar_seq_state *seqs,
                              cedar_step_out *out, cedar_err *err) {
-        forward f = { b, b->d, b->c, b->stream, plan, plan->rows, b->h.active, false };
+        forward f = { b, b->d, b->c, b->stream, plan, plan->rows, b->h.active, false, false };
         cedar_status st = CEDAR_OK;
         f.stage_inputs(seqs);
         if (b->use_graphs && !b->tap && !b->inject) st = f.run_graph(out, err);
@@ -1074,7 +1101,7 @@ template <class A> struct forward {
     }
 
     static cedar_status draft(cuda_backend *b, cedar_draft_item *it, const cedar_seq_state *seqs, cedar_err *err) {
-        forward f = { b, b->d, b->c, b->stream, NULL, (uint32_t)b->c->draft_block, b->h.active, false };
+        forward f = { b, b->d, b->c, b->stream, NULL, (uint32_t)b->c->draft_block, b->h.active, false, false };
         const cedar_config *c = b->c;
         const cedar_model *m = b->model;
         const cedar_seq_state *q = &seqs[it->seq];
@@ -1097,9 +1124,10 @@ template <class A> struct forward {
             f.before(k, layer, true);
             f.query(k, 0);
             f.join(SIDE_KV);
+            f.join(SIDE_HC);
             launch_draft_attention<A>(f.d, f.n, it->seq, lo, q->pos, layer, b->w.q, f.W(k->attn_sink), f.s);
             f.output(k, 0);
-            f.ffn(k, layer, true);
+            f.ffn(k, layer, true, -1);
         }
         const dev_weight none = { CEDAR_W_NONE, 0, 0, NULL, NULL };
         launch_collapse<A>(f.d, f.n, f.d.pre, none, b->w.row_y, NULL, false, f.s);

@@ -551,7 +551,7 @@ static void run_experts(cedar_gpu_bench *b, const op &o, uint32_t round, bool fi
     if (t.sorted) tensor_gather(b->px, c->hidden, o.n, slots, t, b->sorted, b->s);
     tensor_experts(b->experts, 2, 2 * e, c->moe_dim, c->hidden, t.sorted ? b->sorted : b->px, woven, slots, t,
                    result{ m.a, c->moe_dim, AS_BF16 }, m.b, next);
-    tensor_act(m, o.n, woven, b->packed, b->s);
+    tensor_act(m, 0, k, o.n, woven, b->packed, next);
     if (t.sorted) tensor_gather(b->packed, c->moe_dim, o.n * (uint32_t)slots, 1, t, b->sorted, b->s);
     tensor_experts(b->experts + e, 1, 0, c->hidden, c->moe_dim, t.sorted ? b->sorted : b->packed, woven, 1, t,
                    result{ out, c->hidden, AS_BF16 }, out, next);
@@ -563,7 +563,7 @@ static void run_site(cedar_gpu_bench *b, const op &o, uint32_t round, chain s) {
     launch_expand<bf16>(d, o.n, b->y, b->s);
     launch_hc<bf16>(d, o.n, b->site, d.pre_attn, b->s);
     s.kernel_before = true;
-    tensor_collapse(d, o.n, d.pre, b->gain, true, !few_rows(o.n), NULL, b->packed, s);
+    tensor_collapse(d, o.n, collapse_into{ d.pre, b->gain, true, !few_rows(o.n), NULL, b->packed }, s);
 }
 
 static void run(cedar_gpu_bench *b, const op &o, uint32_t round) {

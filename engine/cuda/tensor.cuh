@@ -49,8 +49,19 @@ int tensor_norm_width_max(void);
 void tensor_norm(const float *x, int width, uint32_t n, const dev_weight &gain, double eps, bool woven, uint16_t *out,
                  chain s);
 /* norm(collapse(h, pre)) packed, by row or by place: plain as it is, quantised through FP8Q32; either may be NULL. */
-void tensor_collapse(const dev &d, uint32_t n, const void *pre, const dev_weight &gain, bool indexed, bool woven,
-                     uint16_t *plain, uint16_t *quantised, chain s);
+struct collapse_into {
+    const void *pre;
+    dev_weight gain;
+    bool indexed, woven;
+    uint16_t *plain, *quantised;
+};
+void tensor_collapse(const dev &d, uint32_t n, const collapse_into &to, chain s);
+
+/* Streams expanded with y (floats by place), or, if that is NULL, as tensor_expand_experts does, and then collapsed, in
+ * one launch, with the bits of two. The one kernel before it in s may still run when it reads streams, coefficients and
+ * picks: something earlier must have written those, for which that kernel has waited before it let this one begin. */
+bool tensor_expand_collapse_can(const dev &d, uint32_t n);
+void tensor_expand_collapse(const dev &d, uint32_t n, const float *y, const dev_moe &m, const collapse_into &to, chain s);
 
 /* Packed activations of a dense launch: row i of the result is made from row (list ? list[i] : i) * stride + first. */
 struct operand {
@@ -92,12 +103,17 @@ uint32_t tensor_tiles_max(uint32_t rows, int per_token, int experts);
 void tensor_sort(const int32_t *ids, uint32_t rows, int per_token, int experts, bool woven, const expert_tiles &t,
                  cudaStream_t s);
 
-/* Packed activations of all pairs [rows * (per_token + 1), padded(moe_dim)] from m.a and m.b, which are bf16. */
-void tensor_act(const dev_moe &m, uint32_t rows, bool woven, uint16_t *out, cudaStream_t s);
+/* launch_route and tensor_sort, not woven, in one launch, with the same bits; rows 0 .. rows - 1 of m. */
+bool tensor_route_can(const dev_moe &m, uint32_t rows);
+void tensor_route(const dev_moe &m, uint32_t rows, const expert_tiles &t, chain s);
+
+/* Packed activations of pairs, out [rows * (per_token + 1), padded(moe_dim)], from m.a and m.b, which are bf16: slots
+ * [first, first + count) of each row. */
+void tensor_act(const dev_moe &m, int first, int count, uint32_t rows, bool woven, uint16_t *out, chain s);
 
 /* Streams of rows [first, first + n) of the list expanded with the sum of their pairs' outputs, m.ids and m.out (bf16)
  * from the first of them on. */
-void tensor_expand_experts(const dev &d, uint32_t first, uint32_t n, const dev_moe &m, cudaStream_t s);
+void tensor_expand_experts(const dev &d, uint32_t first, uint32_t n, const dev_moe &m, chain s);
 
 /* FP4 experts over the tiles, `lists` (1 or 2) lists of weights list_step apart with results y and, in the same form,
  * y_second: the row of y is the pair, that of x is its place in t.pairs (t.sorted), or else the pair (source_div 1) or

@@ -117,6 +117,10 @@ static __global__ void __launch_bounds__(32 * FEW_WARPS, few_per_sm<Weights>(TIL
         int i = 8 * n + g < (int)it.count ? 8 * n + g : (int)it.count - 1;
         xr[n] = src.x + (uint64_t)src.from(it.first + i) * (unsigned)blocks * K_BLOCK + 16 * t;
     }
+    auto load_x = [&](uint4 (&x)[4], const uint16_t *from) {
+#pragma unroll
+        for (int e = 0; e < 4; e++) x[e] = *(const uint4 *)(from + e / 2 * 64 + e % 2 * 8);
+    };
     int turn = 0, seg = warp;
     uint32_t at = begin, before = finish - stage::BYTES;    /* slots: of the next block, and the one it follows */
     for (int n0 = (int)blockIdx.x * FEW_N; n0 < n_count; n0 += step, turn ^= 1, seg = (seg + 1) % SEGMENTS) {
@@ -126,10 +130,16 @@ static __global__ void __launch_bounds__(32 * FEW_WARPS, few_per_sm<Weights>(TIL
         const uint16_t *xb[TILES];
 #pragma unroll
         for (int n = 0; n < TILES; n++) xb[n] = xr[n] + b * K_BLOCK;
+        uint4 x[4], next_x[4];                  /* of the first tile; a block ahead where there are registers for it */
+        if (DEEP && b < end) load_x(next_x, xb[0]);
         for (int more = (int)kept((uint32_t)(end - b)); more > 0; more--) {
-            uint4 x[4];                         /* of the first tile, before the wait */
+            if (DEEP) {
 #pragma unroll
-            for (int e = 0; e < 4; e++) x[e] = *(const uint4 *)(xb[0] + e / 2 * 64 + e % 2 * 8);
+                for (int e = 0; e < 4; e++) x[e] = next_x[e];
+                if (more > 1) load_x(next_x, xb[0] + K_BLOCK);
+            } else {
+                load_x(x, xb[0]);
+            }
             copies_wait<stage::COUNT - 2>();
             __syncwarp();
 #pragma unroll

@@ -48,11 +48,11 @@ template <int UNITS, int COUNT> struct key_round {
         }
     }
 
-    /* To rows n, n + STEP, ... of the tiles. */
-    __device__ __forceinline__ void store(int n, uint8_t *to) const {
+    /* The first PART keys to rows n, n + STEP, ... of the tiles. */
+    template <int PART = COUNT> __device__ __forceinline__ void store(int n, uint8_t *to) const {
         int unit = threadIdx.x % UNITS;
 #pragma unroll
-        for (int j = 0; j < COUNT; j++, n += STEP) {
+        for (int j = 0; j < PART; j++, n += STEP) {
             uint4 lo, hi;
             if (four[j]) {
                 factor_value scaled(e4m3(scale[j]), E2M1_GAP);
@@ -73,6 +73,21 @@ template <int UNITS, int COUNT> struct key_round {
             uint8_t *row = to + unit / 4 * TILE_BYTES + n * 128;
             *(uint4 *)(row + swizzled(n, piece + turn)) = turn ? hi : lo;
             *(uint4 *)(row + swizzled(n, piece + (turn ^ 1))) = turn ? lo : hi;
+        }
+    }
+
+    /* All, PART at a time; keys move up, so that the loop stays one and its code small (see row_kernel). */
+    template <int PART> __device__ __forceinline__ void store_moving(int n, uint8_t *to) {
+        static_assert(COUNT % PART == 0, "whole parts");
+#pragma unroll 1
+        for (int i = 0; i < COUNT; i += PART, n += PART * STEP) {
+            store<PART>(n, to);
+#pragma unroll
+            for (int j = 0; j + PART < COUNT; j++) {
+                v[j] = v[j + PART];
+                scale[j] = scale[j + PART];
+                four[j] = four[j + PART];
+            }
         }
     }
 };
@@ -147,25 +162,21 @@ struct row_thread {
           head((int)(threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4)) {}
 };
 
-/* Past the last key that one again: its probability will be zero, whatever it is. */
-static __device__ __forceinline__ void load_refs(row_keys &refs, const attention_work &w, int count) {
-    for (int i = threadIdx.x; i < ROW_TILES * 64; i += ROW_THREADS) {
+/* Keys [first, first + n). Past the last key that one again: its probability will be zero, whatever it is. */
+static __device__ __forceinline__ void load_refs(row_keys &refs, const attention_work &w, int count, int first, int n) {
+    for (int i = first + (int)threadIdx.x; i < first + n; i += ROW_THREADS) {
         uint64_t at = (uint64_t)blockIdx.x * w.keys_max + (i < count ? i : count - 1);
         refs.at[i] = w.keys[at];
         refs.four[i] = w.fp4[at];
     }
 }
 
-/* c = 64 heads by the 64 keys of a tile, for one group, which decodes them to `keys` first; scaled, -inf past the last
- * key. */
-static __device__ __forceinline__ void tile_logits(float (&c)[32], const uint8_t *queries, uint8_t *keys,
-                                                   const row_keys &refs, int tile, int count, const row_thread &me) {
+/* c = 64 heads by the 64 decoded keys of a tile, for one group; scaled, -inf past the last key. */
+static __device__ __forceinline__ void tile_logits(float (&c)[32], const uint8_t *queries, const uint8_t *keys, int tile,
+                                                   int count, const row_thread &me) {
     uint32_t queries_at = (uint32_t)__cvta_generic_to_shared(queries),
              keys_at = (uint32_t)__cvta_generic_to_shared(keys);
     float scale = (float)(1 / sqrt((double)ROW_DIM));
-    decode_keys(refs, tile, keys);
-    wgmma_publish();
-    group_barrier(me.group);
     wgmma_begin();
 #pragma unroll
     for (int k = 0; k < ROW_DIM / 16; k++)
@@ -173,7 +184,6 @@ static __device__ __forceinline__ void tile_logits(float (&c)[32], const uint8_t
                     tile_descriptor(keys_at + k / 4 * TILE_BYTES) + k % 4 * 2, k > 0);
     wgmma_commit();
     wgmma_wait<0>();
-    group_barrier(me.group);
 #pragma unroll
     for (int n = 0; n < 32; n++) {
         asm volatile("" : "+f"(c[n])::"memory");
@@ -238,8 +248,34 @@ struct row_output {
     bool woven;
 };
 
+/* Channels [k0, k0 + CHANNELS) of all heads, from one group, divided by the sum, rotated back, packed. */
+template <int CHANNELS>
+static __device__ __forceinline__ void put_values(float (&o)[CHANNELS / 2], int k0, const float part[2],
+                                                  const row_output &to, uint32_t place, const row_thread &me) {
+    int64_t width = padded((int64_t)to.heads_per_group * ROW_DIM);
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        int h = me.head + 8 * r;
+        uint16_t *row = to.out + ((uint64_t)place * (ROW_HEADS / to.heads_per_group) + h / to.heads_per_group) * width +
+                        h % to.heads_per_group * ROW_DIM;
+#pragma unroll
+        for (int n = 0; n < CHANNELS / 8; n++) {
+            asm volatile("" : "+f"(o[4 * n + 2 * r]), "+f"(o[4 * n + 2 * r + 1])::"memory");
+            float a = rounded(o[4 * n + 2 * r] * part[r]), b = rounded(o[4 * n + 2 * r + 1] * part[r]);
+            int k = k0 + 8 * n;
+            if (k >= to.rope_from) rotate_pair(a, b, to.table + k - to.rope_from + 2 * me.t, -1);
+            /* threads 0 and 2 of a quad hold 0, 1 and 4, 5 of eight channels, 1 and 3 the others: with what its partner
+             * gives, each has one of the pairs (0,4) (1,5) (2,6) (3,7) of tensor.cuh */
+            float other = __shfl_xor_sync(0xffffffffu, me.t < 2 ? b : a, 2);
+            uint32_t p = me.t < 2 ? pair_of(a, other) : pair_of(other, b);
+            int pair = 2 * (me.t & 1) + (me.t >> 1);
+            *(uint32_t *)(row + (to.woven ? k / 64 * 64 + k % 16 * 4 + 8 * pair + k % 64 / 16 * 2 : k + 2 * pair)) = p;
+        }
+    }
+}
+
 /* Channels [k0, k0 + CHANNELS) of all heads for one group: probabilities times keys, ascending. While a tile is
- * multiplied the next is decoded, and the one after that is loaded. Divided by the sum, rotated back, packed. */
+ * multiplied the next is decoded, and the one after that is loaded. */
 template <int CHANNELS>
 static __device__ __forceinline__ void row_values(const uint8_t *tiles, uint8_t *keys, const row_keys &refs,
                                                   int tile_count, int k0, const float part[2], const row_output &to,
@@ -267,26 +303,7 @@ static __device__ __forceinline__ void row_values(const uint8_t *tiles, uint8_t 
         wgmma_commit();
     }
     wgmma_wait<0>();
-    int64_t width = padded((int64_t)to.heads_per_group * ROW_DIM);
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        int h = me.head + 8 * r;
-        uint16_t *row = to.out + ((uint64_t)place * (ROW_HEADS / to.heads_per_group) + h / to.heads_per_group) * width +
-                        h % to.heads_per_group * ROW_DIM;
-#pragma unroll
-        for (int n = 0; n < CHANNELS / 8; n++) {
-            asm volatile("" : "+f"(o[4 * n + 2 * r]), "+f"(o[4 * n + 2 * r + 1])::"memory");
-            float a = rounded(o[4 * n + 2 * r] * part[r]), b = rounded(o[4 * n + 2 * r + 1] * part[r]);
-            int k = k0 + 8 * n;
-            if (k >= to.rope_from) rotate_pair(a, b, to.table + k - to.rope_from + 2 * me.t, -1);
-            /* threads 0 and 2 of a quad hold 0, 1 and 4, 5 of eight channels, 1 and 3 the others: with what its partner
-             * gives, each has one of the pairs (0,4) (1,5) (2,6) (3,7) of tensor.cuh */
-            float other = __shfl_xor_sync(0xffffffffu, me.t < 2 ? b : a, 2);
-            uint32_t p = me.t < 2 ? pair_of(a, other) : pair_of(other, b);
-            int pair = 2 * (me.t & 1) + (me.t >> 1);
-            *(uint32_t *)(row + (to.woven ? k / 64 * 64 + k % 16 * 4 + 8 * pair + k % 64 / 16 * 2 : k + 2 * pair)) = p;
-        }
-    }
+    put_values<CHANNELS>(o, k0, part, to, place, me);
 }
 
 /* What the three kernels are given: rows [first, first + gridDim.x) of the list; q [place, heads, dim] as wq_b left
@@ -311,7 +328,7 @@ static __global__ void __launch_bounds__(ROW_THREADS, 1) row_kernel(dev d, row_w
     int count = w.count[blockIdx.x], tile_count = (count + 63) / 64;
     uint8_t *keys = tiles + QUERY_BYTES + me.group * KEYS_BYTES;
     r.to.table = rotations(d, r);
-    load_refs(refs, w, count);
+    load_refs(refs, w, count, 0, ROW_TILES * 64);
     load_queries(d, r.q + (uint64_t)(r.first + blockIdx.x) * ROW_HEADS * ROW_DIM, r.to.table, tiles);
     wgmma_publish();
     __syncthreads();
@@ -319,7 +336,13 @@ static __global__ void __launch_bounds__(ROW_THREADS, 1) row_kernel(dev d, row_w
 #pragma unroll 1
     for (int tile = me.group; tile < ROW_TILES; tile += 2) {
         float c[32];
-        if (tile < tile_count) tile_logits(c, tiles, keys, refs, tile, count, me);
+        if (tile < tile_count) {
+            decode_keys(refs, tile, keys);
+            wgmma_publish();
+            group_barrier(me.group);
+            tile_logits(c, tiles, keys, tile, count, me);
+            group_barrier(me.group);
+        }
 #pragma unroll
         for (int n = 0; n < 32; n++) {
 #pragma unroll
@@ -333,37 +356,52 @@ static __global__ void __launch_bounds__(ROW_THREADS, 1) row_kernel(dev d, row_w
                             me);
 }
 
-/* Few rows: first a block per row and two tiles of keys, one a group; a thread's logits of a tile lie together. */
+/* Few rows: first a block per row and two tiles of keys, one a group. All keys are under way at once, while the queries
+ * come; a thread's logits of a tile lie together. */
 static __global__ void __launch_bounds__(ROW_THREADS, 1) tile_kernel(dev d, row_work r, attention_work w) {
     allow_launch();
+    enum { UNITS = ROW_DIM / 16 };
     extern __shared__ __align__(1024) uint8_t tiles[];
     row_keys &refs = *(row_keys *)(tiles + ROW_BYTES);
     row_thread me;
-    int count = w.count[blockIdx.x], tile = 2 * blockIdx.y + me.group;
+    int count = w.count[blockIdx.x], tile = 2 * blockIdx.y + me.group, n = (int)(threadIdx.x % GROUP) / UNITS;
     if ((int)blockIdx.y * 128 >= count) return;
-    load_refs(refs, w, count);
+    uint8_t *keys = tiles + QUERY_BYTES + me.group * KEYS_BYTES;
+    load_refs(refs, w, count, (int)blockIdx.y * 128, 128);
+    __syncthreads();
+    key_round<UNITS, 64 * UNITS / GROUP> of_tile;
+    of_tile.load(refs, tile * 64 + n, 0);
     load_queries(d, r.q + (uint64_t)(r.first + blockIdx.x) * ROW_HEADS * ROW_DIM, rotations(d, r), tiles);
+    of_tile.store_moving<4>(n, keys);
     wgmma_publish();
     __syncthreads();
     if (tile * 64 >= count) return;
     float c[32];
-    tile_logits(c, tiles, tiles + QUERY_BYTES + me.group * KEYS_BYTES, refs, tile, count, me);
+    tile_logits(c, tiles, keys, tile, count, me);
     float4 *to = (float4 *)w.logits + (((uint64_t)blockIdx.x * ROW_TILES + tile) * 8) * GROUP + threadIdx.x % GROUP;
 #pragma unroll
-    for (int n = 0; n < 8; n++) to[n * GROUP] = make_float4(c[4 * n], c[4 * n + 1], c[4 * n + 2], c[4 * n + 3]);
+    for (int i = 0; i < 8; i++) to[i * GROUP] = make_float4(c[4 * i], c[4 * i + 1], c[4 * i + 2], c[4 * i + 3]);
 }
 
-/* Then a block per row and slice of channels. */
-enum { SLICE = 64, SLICES = ROW_DIM / (2 * SLICE) };
+/* Then a block per row and slice of channels. Its keys, decoded by half of them a group, do not wait for the logits:
+ * tile_kernel, which is launched plainly, began when the list of keys and the caches were complete. */
+enum { SLICE = 64, SLICES = ROW_DIM / SLICE };
 static __global__ void __launch_bounds__(ROW_THREADS, 1) slice_kernel(dev d, row_work r, attention_work w) {
-    await_launch();
-    allow_launch();
+    enum { UNITS = SLICE / 16, KEYS = ROW_TILES * 64 / 2 };
     extern __shared__ __align__(1024) uint8_t tiles[];
     row_keys &refs = *(row_keys *)(tiles + ROW_BYTES);
     row_thread me;
-    int count = w.count[blockIdx.x], tile_count = (count + 63) / 64;
+    int count = w.count[blockIdx.x], tile_count = (count + 63) / 64, k0 = (int)blockIdx.y * SLICE,
+        n = (int)(threadIdx.x % GROUP) / UNITS;
+    uint8_t *keys = tiles + QUERY_BYTES;
     r.to.table = rotations(d, r);
-    load_refs(refs, w, count);
+    load_refs(refs, w, count, 0, ROW_TILES * 64);
+    __syncthreads();
+    key_round<UNITS, KEYS * UNITS / GROUP> of_group;
+    of_group.load(refs, me.group * KEYS + n, k0 / 16);
+    of_group.store_moving<2>(n, keys + me.group * (KEYS / 64 * TILE_BYTES));
+    await_launch();
+    allow_launch();
     float s[ROW_TILES / 2][32], part[2];
 #pragma unroll
     for (int i = 0; i < ROW_TILES / 2; i++) {
@@ -371,16 +409,29 @@ static __global__ void __launch_bounds__(ROW_THREADS, 1) slice_kernel(dev d, row
         const float4 *from =
             (const float4 *)w.logits + (((uint64_t)blockIdx.x * ROW_TILES + tile) * 8) * GROUP + threadIdx.x % GROUP;
 #pragma unroll
-        for (int n = 0; n < 8; n++) {
+        for (int j = 0; j < 8; j++) {
             float4 v = make_float4(-INFINITY, -INFINITY, -INFINITY, -INFINITY);
-            if (tile < tile_count) v = from[n * GROUP];
-            s[i][4 * n] = v.x; s[i][4 * n + 1] = v.y; s[i][4 * n + 2] = v.z; s[i][4 * n + 3] = v.w;
+            if (tile < tile_count) v = from[j * GROUP];
+            s[i][4 * j] = v.x; s[i][4 * j + 1] = v.y; s[i][4 * j + 2] = v.z; s[i][4 * j + 3] = v.w;
         }
     }
-    probabilities(s, tile_count, refs, r.sink, tiles, me, part);
-    row_values<SLICE>(tiles, tiles + QUERY_BYTES + me.group * KEYS_BYTES, refs, tile_count,
-                      (2 * (int)blockIdx.y + me.group) * SLICE, part, r.to, r.first + blockIdx.x, me);
+    probabilities(s, tile_count, refs, r.sink, tiles, me, part);    /* publishes the keys, too */
+    if (me.group) return;
+    uint32_t tiles_at = (uint32_t)__cvta_generic_to_shared(tiles), keys_at = (uint32_t)__cvta_generic_to_shared(keys);
+    float o[SLICE / 2];
+    for (int tile = 0; tile < tile_count; tile++) {
+        wgmma_begin();
+#pragma unroll
+        for (int k = 0; k < 4; k++)
+            wgmma_turned(o, tile_descriptor(tiles_at + (uint32_t)tile * TILE_BYTES) + k * 2,
+                         turned_descriptor(keys_at + (uint32_t)tile * TILE_BYTES, TILE_BYTES) + k * 128, tile + k > 0);
+        wgmma_commit();
+    }
+    wgmma_wait<0>();
+    put_values<SLICE>(o, k0, part, r.to, r.first + blockIdx.x, me);
 }
+
+static_assert(SLICE == 64 && ROW_TILES * TILE_BYTES <= 2 * KEYS_BYTES, "a slice is a tile wide; its keys have room");
 
 bool tensor_attention_rows_can(const dev &d, const cedar_layout &l, const attention_work &w) {
     bool aligned = l.page_bytes % 8 == 0 && l.ring_row_bytes % 8 == 0 && l.ring_bytes % 8 == 0;
