@@ -616,8 +616,8 @@ template <class A> struct forward {
     collapse_into into(const void *pre, const cedar_weight &gain, bool indexed, bool both) const {
         return collapse_into{ pre, W(gain), indexed, !few_rows(n), both ? b->w.px : NULL, b->w.pxq };
     }
-    /* Streams expanded with y, or with the sum of m's experts if that is NULL, and the input that `to` tells of; streams
-     * and coefficients must have been joined before the kernel before this one was launched. */
+    /* Streams expanded with y, or with the sum of m's experts if that is NULL, and the input that `to` tells of. The
+     * side stream with their coefficients must have been joined before the kernel before this one was launched. */
     void expand_collapse(const real *y, const dev_moe &m, const collapse_into &to) {
         tensor_expand_collapse(d, n, (const float *)y, m, to, chained());
         collapsed = true;

@@ -57,7 +57,8 @@ void tensor_collapse(const dev &d, uint32_t n, const collapse_into &to, chain s)
  * one launch, with the bits of two. The one kernel before it in s may still run when it reads streams, coefficients and
  * picks: something earlier must have written those, for which that kernel has waited before it let this one begin. */
 bool tensor_expand_collapse_can(const dev &d, uint32_t n);
-void tensor_expand_collapse(const dev &d, uint32_t n, const float *y, const dev_moe &m, const collapse_into &to, chain s);
+void tensor_expand_collapse(const dev &d, uint32_t n, const float *y, const dev_moe &m, const collapse_into &to,
+                            chain s);
 
 /* Packed activations of a dense launch: row i of the result is made from row (list ? list[i] : i) * stride + first. */
 struct operand {
