@@ -617,8 +617,8 @@ template <class A> struct forward {
     collapse_into into(const void *pre, const cedar_weight &gain, bool indexed, bool both) const {
         return collapse_into{ pre, W(gain), indexed, !few_rows(n), both ? b->w.px : NULL, b->w.pxq };
     }
-    /* Streams expanded with y, or with the sum of m's experts if that is NULL, and the input that `to` tells of; streams
-     * and coefficients must have been joined before the kernel before this one was launched. */
+    /* Streams expanded with y, or with the sum of m's experts if that is NULL, and the input that `to` tells of. The
+     * side stream with their coefficients must have been joined before the kernel before this one was launched. */
     void expand_collapse(const real *y, const dev_moe &m, const collapse_into &to) {
         tensor_expand_collapse(d, n, (const float *)y, m, to, chained());
         collapsed = true;
@@ -727,7 +727,15 @@ template <class A> struct forward {
         else launch_norm<A>(d, n, W(gain), x, width, x, s);
     }
 
+    /* For few rows the memory idles while small launches wait for each other: what is read next comes nearer meanwhile.
+     * Joined with the shared expert. */
+    void prefetch(const cedar_weight &w) {
+        if constexpr (tensor)
+            if (few_rows(n)) fork(SIDE_SHARED, [&] { tensor_prefetch(W(w), s); });
+    }
+
     void query(const cedar_block *k, int kind) {
+        prefetch(k->wq_b);
         linear(k->wq_a, by_row(d.xq, c->hidden), b->w.pxq, b->w.qr, true);
         norm(k->q_norm, b->w.qr, c->q_lora, b->w.pq);
         if (whole_rows())
@@ -941,6 +949,7 @@ template <class A> struct forward {
         before(k, layer, false);
         if (at_cut && plan->cut != CEDAR_CUT_AFTER) keep();
         query(k, kind);
+        prefetch(k->wo_a);
         if (c->is_index_source[layer]) index_query(k);
         join(SIDE_KV);
         join(SIDE_HC);

@@ -64,8 +64,8 @@ template <class Scale> static __device__ __forceinline__ uint2 e4m3_pairs(uint32
     return make_uint2(e4m3_pair(__byte_perm(a, 0, 0x1000), scaled), e4m3_pair(__byte_perm(a, 0, 0x3020), scaled));
 }
 
-/* Eight E2M1 codes as the pairs (0,4) (1,5) (2,6) (3,7): a product lays the codes at one place of both halves out twice,
- * 12 bits up for their signs and 6 for the rest. */
+/* Eight E2M1 codes as the pairs (0,4) (1,5) (2,6) (3,7): a product lays the codes at one place of both halves out
+ * twice, 12 bits up for their signs and 6 for the rest. */
 template <class Scale>
 static __device__ __forceinline__ void e2m1_crossed(uint32_t v, const Scale &scaled, uint32_t f[4]) {
     const uint32_t low = 0x000f000fu, high = 0x00f000f0u, taken = 0x81c081c0u;

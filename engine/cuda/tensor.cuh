@@ -61,7 +61,8 @@ void tensor_collapse(const dev &d, uint32_t n, const collapse_into &to, chain s)
  * one launch, with the bits of two. The one kernel before it in s may still run when it reads streams, coefficients and
  * picks: something earlier must have written those, for which that kernel has waited before it let this one begin. */
 bool tensor_expand_collapse_can(const dev &d, uint32_t n);
-void tensor_expand_collapse(const dev &d, uint32_t n, const float *y, const dev_moe &m, const collapse_into &to, chain s);
+void tensor_expand_collapse(const dev &d, uint32_t n, const float *y, const dev_moe &m, const collapse_into &to,
+                            chain s);
 
 /* Packed activations of a dense launch: row i of the result is made from row (list ? list[i] : i) * stride + first. */
 struct operand {
@@ -79,6 +80,8 @@ struct result {
     result_kind kind;
 };
 
+/* Codes of a dense weight, or their beginning, on their way to the second-level cache; no result depends on it. */
+void tensor_prefetch(const dev_weight &w, cudaStream_t s);
 /* y row i, column n = row i of x times row n of w. */
 void tensor_linear(const dev_weight &w, const operand &x, uint32_t rows, const result &y, chain s);
 /* The same for two weights of one shape and one input at once; the second result has the rows and kind of the first. */

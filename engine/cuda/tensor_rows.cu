@@ -263,9 +263,9 @@ static __device__ __forceinline__ void sum_experts(const dev_moe &m, const int32
 }
 
 /* expand_kernel, then collapse_kernel, a row a block, eight channels a thread: the same sums in the same order, and the
- * streams are written as before. collapse_kernel's threads have a second part of the channels, whose squares they add to
- * those of the first; here they take it from shared memory. y: floats by place; NULL: the sum of m's experts. What the
- * kernel before this one does not write is read before the wait: streams, coefficients, picks and gain. */
+ * streams are written as before. collapse_kernel's threads have a second part of the channels, whose squares they add
+ * to those of the first; here they take it from shared memory. y: floats by place; NULL: the sum of m's experts. What
+ * the kernel before this one does not write is read before the wait: streams, coefficients, picks and gain. */
 enum { STREAMS = 4, EXPAND_THREADS = 640 };
 static_assert(EXPAND_THREADS <= 2 * NORM_THREADS && NORM_CHUNKS == 2, "a thread has at most one more part");
 static __global__ void __launch_bounds__(EXPAND_THREADS)
@@ -365,7 +365,7 @@ void tensor_expand_experts(const dev &d, uint32_t first, uint32_t n, const dev_m
     launch_chained(expand_kernel, dim3(n, ceil_div(d.hidden / 4, 256)), 256, 0, s, d, m, first);
 }
 
-bool tensor_expand_collapse_can(const dev &d, uint32_t n) { 
+bool tensor_expand_collapse_can(const dev &d, uint32_t n) {
     return few_rows(n) && d.hc == STREAMS && d.hidden <= 8 * EXPAND_THREADS;
 }
 

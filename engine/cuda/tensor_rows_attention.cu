@@ -172,8 +172,8 @@ static __device__ __forceinline__ void load_refs(row_keys &refs, const attention
 }
 
 /* c = 64 heads by the 64 decoded keys of a tile, for one group; scaled, -inf past the last key. */
-static __device__ __forceinline__ void tile_logits(float (&c)[32], const uint8_t *queries, const uint8_t *keys, int tile,
-                                                   int count, const row_thread &me) {
+static __device__ __forceinline__ void tile_logits(float (&c)[32], const uint8_t *queries, const uint8_t *keys,
+                                                   int tile, int count, const row_thread &me) {
     uint32_t queries_at = (uint32_t)__cvta_generic_to_shared(queries),
              keys_at = (uint32_t)__cvta_generic_to_shared(keys);
     float scale = (float)(1 / sqrt((double)ROW_DIM));

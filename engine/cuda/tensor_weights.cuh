@@ -8,8 +8,9 @@
 /* A weight type says where a row's codes and scales lie, and reads one row's 16 values from 64 half + 16 t on of a
  * block whose rows lie in shared memory, BLOCK_PIECES pieces of 16 bytes each. Piece p of row r is at place(r, p), so
  * that a quarter of a warp meets all banks; place is the same eight rows on. The values are at(r, half, t) bytes
- * behind the block, and read takes their address in shared memory. SCALED: four scale bytes a row and block. FEW_STAGES, FEW_PER_SM: blocks
- * under way a warp, and thread blocks a multiprocessor, of the kernel for few rows; DEEP_STAGES: when there is a
+ * behind the block, and read takes their address in shared memory. SCALED: four scale bytes a row and block.
+ * Of the kernel for few rows: FEW_STAGES, FEW_PER_SM, FEW_TOGETHER: blocks under way a warp, thread blocks a
+ * multiprocessor, and tiles of outputs between two sums over the warps; DEEP_STAGES: blocks under way when there is a
  * multiprocessor for each thread block. */
 
 static __device__ __forceinline__ uint4 shared_16(uint32_t from) {
@@ -32,7 +33,7 @@ static __device__ __forceinline__ uint8_t shared_1(uint32_t from) {
 
 /* FP8 with a scale per 32 x 32 tile. */
 struct fp8_tiles {
-    enum { BLOCK_PIECES = 8, SCALED = 1, FEW_STAGES = 3, FEW_PER_SM = 3, DEEP_STAGES = 8 };
+    enum { BLOCK_PIECES = 8, SCALED = 1, FEW_STAGES = 3, FEW_PER_SM = 3, FEW_TOGETHER = 2, DEEP_STAGES = 8 };
     const uint8_t *code, *scales;
     int64_t k_count, k_blocks;
     __device__ fp8_tiles(const dev_weight &w)
@@ -57,7 +58,7 @@ struct fp8_tiles {
 
 /* MXFP4: a scale per row and 32. */
 struct fp4_rows {
-    enum { BLOCK_PIECES = 4, SCALED = 1, FEW_STAGES = 6, FEW_PER_SM = 3, DEEP_STAGES = 16 };
+    enum { BLOCK_PIECES = 4, SCALED = 1, FEW_STAGES = 6, FEW_PER_SM = 3, FEW_TOGETHER = 2, DEEP_STAGES = 16 };
     const uint8_t *code, *scales;
     int64_t k_count, k_blocks;
     __device__ fp4_rows(const dev_weight &w)
@@ -81,7 +82,7 @@ struct fp4_rows {
 };
 
 struct bf16_rows {
-    enum { BLOCK_PIECES = 16, SCALED = 0, FEW_STAGES = 3, FEW_PER_SM = 2, DEEP_STAGES = 6 };
+    enum { BLOCK_PIECES = 16, SCALED = 0, FEW_STAGES = 3, FEW_PER_SM = 2, FEW_TOGETHER = 1, DEEP_STAGES = 6 };
     const uint8_t *data;
     int64_t k_count, k_blocks;
     __device__ bf16_rows(const dev_weight &w) : data(w.data), k_count(w.cols), k_blocks(w.cols / 32) {}

@@ -116,7 +116,7 @@ uint32_t gpu_route(const float *z, const float *bias, uint32_t rows, int experts
     m.per_token = per_token;
     m.route_scale = 1.5;
     m.z = gpu_put(z, (size_t)rows * experts * sizeof *z);
-    m.bias = dev_weight{ CEDAR_W_F32, 1, experts, (const uint8_t *)gpu_put(bias, (size_t)experts * sizeof *bias), NULL };
+    m.bias.data = (const uint8_t *)gpu_put(bias, (size_t)experts * sizeof *bias);
     m.ids = (int32_t *)gpu_put(NULL, total * 4);
     m.weight = gpu_put(NULL, total * 4);
     t.pairs = (uint32_t *)gpu_put(NULL, total * 4);

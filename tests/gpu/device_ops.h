@@ -45,8 +45,9 @@ uint32_t gpu_route(const float *z, const float *bias, uint32_t rows, int experts
                    int32_t *ids, float *weights, uint32_t *pairs, uint32_t (*tiles)[3]);
 
 /* Streams h [n, 4, hidden] of n (few) rows expanded with y [n, hidden], or if that is NULL with the outputs of their
- * experts, out [n, per_token + 1, hidden] bf16 and ids [n, per_token]; then collapsed, normed and packed. All on the host.
- * Place i is row n - 1 - i, and coefficients and h are by row; the results by row if `indexed`. fused: by one launch. */
+ * experts, out [n, per_token + 1, hidden] bf16 and ids [n, per_token]; then collapsed, normed and packed. All on the
+ * host. Place i is row n - 1 - i, and coefficients and h are by row; the results by row if `indexed`. fused: by one
+ * launch. */
 typedef struct gpu_streams {
     int hidden, per_token;
     uint32_t n;
