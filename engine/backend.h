@@ -6,6 +6,7 @@
 #include "engine/engine.h"
 #include "engine/layout.h"
 #include "engine/model_int.h"
+#include "engine/ranks.h"
 #include "engine/tape.h"
 
 /* A sequence as the bookkeeping knows it; read-only to backends. */
@@ -24,8 +25,10 @@ typedef struct cedar_backend {
     bool makes_weights;         /* can fill a seeded model's weights itself */
     /* Working memory of an engine with these options, without pool, sequences and weights. */
     uint64_t (*workspace_bytes)(const cedar_config *c, const cedar_engine_opts *o);
-    cedar_status (*open)(const cedar_model *m, const cedar_engine_opts *o, const cedar_layout *l, void **self,
-                         cedar_err *err);
+    /* rank NULL: alone. Otherwise m, o and l are those of the whole engine, and the backend takes its share of the
+     * weights, and its pages of the pool, from rank->shard. */
+    cedar_status (*open)(const cedar_model *m, const cedar_engine_opts *o, const cedar_layout *l,
+                         const cedar_rank *rank, void **self, cedar_err *err);
     void (*close)(void *self);
     void (*seq_reset)(void *self, int32_t seq);                                 /* rings and open groups become NaN */
     void (*page_copy)(void *self, int32_t to, int32_t from);

@@ -92,7 +92,7 @@ cedar_status cedar_engine_open(const cedar_model *model, const cedar_engine_opts
         }
         for (uint32_t p = 0; p < opts->page_count; p++) e->page_free[p] = (int32_t)(opts->page_count - 1 - p);
         e->free_count = opts->page_count;
-        st = b->open(model, &e->opts, &e->layout, &e->impl, err);
+        st = b->open(model, &e->opts, &e->layout, NULL, &e->impl, err);
     }
     if (st) {
         cedar_engine_close(e);

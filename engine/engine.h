@@ -194,6 +194,13 @@ typedef enum cedar_arith {
 typedef struct cedar_engine cedar_engine;
 typedef struct cedar_snap cedar_snap;       /* stored windows of one sequence at one position */
 
+/* How several GPUs add their parts of a layer's output. */
+typedef enum cedar_allreduce {
+    CEDAR_ALLREDUCE_PLAIN,      /* peer to peer, a kernel of its own */
+    CEDAR_ALLREDUCE_FUSED,      /* the same with the kernels behind it in one launch, where a step has few rows */
+    CEDAR_ALLREDUCE_NCCL
+} cedar_allreduce;
+
 typedef struct cedar_engine_opts {
     const char *backend;        /* "cpu", "cuda", "auto" (a GPU if there is one), "none" (no numerics) */
     cedar_arith arith;
@@ -207,6 +214,9 @@ typedef struct cedar_engine_opts {
     uint32_t verify_rows;       /* most rows cedar_seq_truncate may take back */
     bool wo_a_fp8;              /* deployment variant: quantise the input of wo_a with FP8Q32 (spec/model.md 2.8) */
     bool eager;                 /* GPU backends: launch kernels one by one instead of as graphs */
+    uint32_t gpus;              /* ranks that compute together, 0 = 1; on the CPU: that many groups of threads */
+    cedar_allreduce allreduce;  /* GPU backends with gpus > 1; the CPU has one way */
+    bool one_stream;            /* GPU backends: nothing runs on side streams */
     uint64_t weight_cache_bytes;/* decode weights ahead if they fit this; else per use. Same bits either way. */
 } cedar_engine_opts;
 

@@ -37,8 +37,9 @@ static void cpu_close(void *self) {
     cedar_free(b);
 }
 
-static cedar_status cpu_open(const cedar_model *m, const cedar_engine_opts *o, const cedar_layout *l, void **self,
-                             cedar_err *err) {
+static cedar_status cpu_open(const cedar_model *m, const cedar_engine_opts *o, const cedar_layout *l,
+                             const cedar_rank *rank, void **self, cedar_err *err) {
+    if (rank) return cedar_fail(err, CEDAR_E_UNSUPPORTED, "backend \"cpu\" does not take more than one rank yet");
     cpu_backend *b = cedar_calloc(1, sizeof *b);
     if (!b) return cedar_fail(err, CEDAR_E_OOM, "no memory for the CPU backend");
     b->layout = *l;

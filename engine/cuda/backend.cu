@@ -445,9 +445,11 @@ static cedar_status make_streams(cuda_backend *b, cedar_err *err) {
     return check(e, "making streams", err);
 }
 
-static cedar_status cuda_open(const cedar_model *m, const cedar_engine_opts *o, const cedar_layout *l, void **self,
-                              cedar_err *err) {
+static cedar_status cuda_open(const cedar_model *m, const cedar_engine_opts *o, const cedar_layout *l,
+                              const cedar_rank *rank, void **self, cedar_err *err) {
     int devices = 0;
+    if (rank)
+        return cedar_fail(err, CEDAR_E_UNSUPPORTED, "backend \"cuda\" does not take more than one GPU yet");
     if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0)
         return cedar_fail(err, CEDAR_E_CUDA, "backend \"cuda\" finds no GPU on this machine");
     cuda_backend *b = (cuda_backend *)cedar_calloc(1, sizeof *b);
