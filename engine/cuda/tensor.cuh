@@ -16,7 +16,7 @@
 #ifndef CEDAR_ENGINE_CUDA_TENSOR_CUH
 #define CEDAR_ENGINE_CUDA_TENSOR_CUH
 
-#include "engine/cuda/ops.cuh"
+#include "engine/cuda/peers.cuh"
 
 enum { SEGMENTS = 8, K_BLOCK = 128 };
 
@@ -92,6 +92,21 @@ void tensor_act(const dev_moe &m, uint32_t rows, bool woven, uint16_t *out, cuda
 /* Streams of rows [first, first + n) of the list expanded with the sum of their pairs' outputs, m.ids and m.out (bf16)
  * from the first of them on. */
 void tensor_expand_experts(const dev &d, uint32_t first, uint32_t n, const dev_moe &m, cudaStream_t s);
+
+/* The same for one output a row, y [place, hidden] in bf16. */
+void tensor_expand(const dev &d, uint32_t n, const uint16_t *y, cudaStream_t s);
+
+/* A block's end with several ranks in one launch: the sum of the ranks' parts (as peers_sum), expanded into the
+ * streams (as tensor_expand), and the next block's input (as tensor_collapse), with the same bits. */
+struct next_input {
+    const float *pre;
+    dev_weight gain;
+    bool indexed, woven;
+    uint16_t *plain, *quantised;
+};
+bool tensor_site_can(const dev &d, const peers &p, uint32_t n);
+void tensor_site(const dev &d, const peers &p, const uint16_t *part, uint32_t n, const next_input &next, chain s);
+void tensor_site_experts(const dev &d, const peers &p, const dev_moe &m, uint32_t n, const next_input &next, chain s);
 
 /* FP4 experts over the tiles, `lists` (1 or 2) lists of weights list_step apart with results y and, in the same form,
  * y_second: the row of y is the pair, that of x is the pair (source_div 1) or pair / source_div. */
