@@ -97,7 +97,8 @@ extern "C" void gpu_ranks_sum(gpu_ranks *g, uint32_t rows, int width, int real_b
         size_t bytes = (size_t)rows * width * real_bytes;
         on(g, r);
         if (real_bytes == 2) {
-            peers_sum(p, (const uint16_t *)g->part[r], rows, width, (uint16_t *)g->out[r], way, chain{ g->s[r], false });
+            peers_sum(p, (const uint16_t *)g->part[r], rows, width, (uint16_t *)g->out[r], way,
+                      chain{ g->s[r], false });
             continue;
         }
         need(cudaMemcpyAsync(g->out[r], g->part[r], bytes, cudaMemcpyDeviceToDevice, g->s[r]), "copying");
