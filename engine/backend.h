@@ -50,6 +50,7 @@ typedef struct cedar_backend {
 
 const cedar_backend *cedar_backend_find(const char *name);  /* NULL when this build has none of that name */
 extern const cedar_backend cedar_backend_cpu, cedar_backend_none;
+extern const cedar_backend cedar_backend_group;    /* opts.gpus instances of the backend that opts names */
 #ifdef CEDAR_HAVE_CUDA
 extern const cedar_backend cedar_backend_cuda;
 bool cedar_cuda_present(void);                              /* a GPU that can be used */

@@ -75,6 +75,8 @@ cedar_status cedar_engine_open(const cedar_model *model, const cedar_engine_opts
     if (!e) return cedar_fail(err, CEDAR_E_OOM, "no memory for an engine");
     *e = (cedar_engine){ .model = model, .config = c, .opts = *opts, .backend = b };
     e->opts.backend = b->name;
+    e->opts.gpus = opts->gpus ? opts->gpus : 1;
+    if (opts->gpus > 1) e->backend = &cedar_backend_group;
     cedar_layout_make(c, opts->page_tokens, opts->verify_rows, &e->layout);
     e->pages_per_seq = (opts->context_tokens + opts->page_tokens - 1) / opts->page_tokens;
     e->seqs = cedar_calloc(opts->seq_count, sizeof *e->seqs);
@@ -92,7 +94,7 @@ cedar_status cedar_engine_open(const cedar_model *model, const cedar_engine_opts
         }
         for (uint32_t p = 0; p < opts->page_count; p++) e->page_free[p] = (int32_t)(opts->page_count - 1 - p);
         e->free_count = opts->page_count;
-        st = b->open(model, &e->opts, &e->layout, NULL, &e->impl, err);
+        st = e->backend->open(model, &e->opts, &e->layout, NULL, &e->impl, err);
     }
     if (st) {
         cedar_engine_close(e);

@@ -194,6 +194,8 @@ typedef enum cedar_arith {
 typedef struct cedar_engine cedar_engine;
 typedef struct cedar_snap cedar_snap;       /* stored windows of one sequence at one position */
 
+enum { CEDAR_GPUS_MAX = 64 };
+
 /* How several GPUs add their parts of a layer's output. */
 typedef enum cedar_allreduce {
     CEDAR_ALLREDUCE_PLAIN,      /* peer to peer, a kernel of its own */
@@ -386,7 +388,7 @@ struct cedar_tape;
 typedef struct cedar_golden_opts {
     const char *backend;
     cedar_arith arith;
-    uint32_t threads;
+    uint32_t threads, gpus;
     bool verbose;                               /* report passes too */
     void (*line)(void *self, bool ok, const char *text);    /* one line per quantity and case */
     void *self;

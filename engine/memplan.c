@@ -79,6 +79,26 @@ static bool add_product(uint64_t a, uint64_t b, uint64_t *sum) {
     return !__builtin_mul_overflow(a, b, &product) && !__builtin_add_overflow(*sum, product, sum);
 }
 
+static cedar_status check_gpus(const cedar_config *c, const cedar_engine_opts *o, cedar_err *err) {
+    const cedar_backend *b = cedar_backend_find(o->backend ? o->backend : "cpu");
+    bool gpu = b && b->makes_weights;
+    cedar_shard s;
+    if (o->gpus <= 1 || b == &cedar_backend_none) {
+        if (o->gpus > 1)
+            return cedar_fail(err, CEDAR_E_ARG,
+                              "gpus is %u, but the backend \"none\" computes nothing; in modelled time the hardware's "
+                              "description says how many GPUs there are",
+                              o->gpus);
+        if (o->allreduce != CEDAR_ALLREDUCE_PLAIN)
+            return cedar_fail(err, CEDAR_E_ARG, "allreduce is not \"plain\", but with gpus = 1 there is nothing to add");
+        return CEDAR_OK;
+    }
+    if (o->allreduce != CEDAR_ALLREDUCE_PLAIN && !gpu)
+        return cedar_fail(err, CEDAR_E_UNSUPPORTED,
+                          "allreduce is not \"plain\"; the ranks of the CPU engine add in one way only");
+    return cedar_shard_make(c, 0, o->gpus, &s, err);
+}
+
 cedar_status cedar_engine_opts_check(const cedar_config *c, const cedar_engine_opts *o, cedar_err *err) {
     if (!o->page_tokens || o->page_tokens % (uint32_t)c->ratio_lcm)
         return cedar_fail(err, CEDAR_E_ARG,
@@ -94,7 +114,7 @@ cedar_status cedar_engine_opts_check(const cedar_config *c, const cedar_engine_o
         return cedar_fail(err, CEDAR_E_ARG,
                           "page_count is %u and seq_count %u; the most that any engine takes is 2^31 - 1",
                           o->page_count, o->seq_count);
-    return CEDAR_OK;
+    return check_gpus(c, o, err);
 }
 
 static cedar_status add_options(const cedar_config *c, const cedar_engine_opts *o, cedar_memory_plan *p,
