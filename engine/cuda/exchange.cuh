@@ -94,8 +94,9 @@ static __device__ __noinline__ unsigned long long patience(volatile peer_state *
                                                            unsigned long long since) {
     unsigned long long now = now_ns();
     if (s->broken) return 0;
-    if (!since) return now;
-    if (now - since < limit_ns) return since;
+    bool stop = fault[1] != 0;
+    if (!since && !stop) return now;
+    if (now - since < limit_ns && !stop) return since;
     s->broken = 1;
     *fault = 1ull << 63 | (unsigned long long)from << 32 | s->exchanges;
     __threadfence_system();

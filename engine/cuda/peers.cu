@@ -261,10 +261,10 @@ cudaError_t peers_open(peer_link *l, int rank, int ranks, bool shared, uint64_t 
     if (!e) e = cudaMalloc(&l->memory, HEAD_BYTES + 2 * half_bytes);
     if (!e) e = cudaMemset(l->memory, 0, HEAD_BYTES);
     if (!e) e = cudaMemset(l->memory + HEAD_BYTES, 0xFF, 2 * half_bytes);
-    if (!e) e = cudaHostAlloc(&host, sizeof *l->fault, cudaHostAllocMapped | cudaHostAllocPortable);
+    if (!e) e = cudaHostAlloc(&host, 2 * sizeof *l->fault, cudaHostAllocMapped | cudaHostAllocPortable);
     if (e) return e;
     l->fault = (volatile unsigned long long *)host;
-    *l->fault = 0;
+    l->fault[0] = l->fault[1] = 0;
     e = cudaHostGetDevicePointer(&mapped, host, 0);
     l->p.fault = (volatile unsigned long long *)mapped;
     l->p.state = (peer_state *)(l->memory + FLAGS_BYTES);
@@ -299,3 +299,5 @@ int peers_fault(const peer_link *l) {
     unsigned long long v = l->fault ? *l->fault : 0;
     return v ? (int)(v >> 32 & 0xFF) : -1;
 }
+
+void peers_stop(peer_link *l) { l->fault[1] = 1; }

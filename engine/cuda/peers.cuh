@@ -35,7 +35,7 @@ struct peers {
     uint8_t *inbox[CEDAR_CUDA_RANKS_MAX];       /* [2, half_bytes] of each rank */
     uint32_t *flags[CEDAR_CUDA_RANKS_MAX];      /* [ranks] of each rank: meetings that the others have come to */
     peer_state *state;
-    volatile unsigned long long *fault; /* in host memory */
+    volatile unsigned long long *fault; /* [2] in host memory: what went wrong; not 0: stop waiting */
 };
 
 /* A rank's end of the exchange. Owns the inbox and the counters. */
@@ -43,7 +43,7 @@ struct peer_link {
     peers p;
     int device;
     uint8_t *memory;
-    volatile unsigned long long *fault; /* on the host: 0, or 1 << 63 | rank waited for << 32 | exchange */
+    volatile unsigned long long *fault; /* [2] on the host: 0, or 1 << 63 | rank waited for << 32 | exchange; stop */
 };
 
 /* On the current device. shared: another rank has the same one. */
@@ -54,6 +54,8 @@ cudaError_t peers_connect(peer_link *l, peer_link *const *all);
 void peers_close(peer_link *l);
 /* The rank that this one waited for in vain, or -1. */
 int peers_fault(const peer_link *l);
+/* Ends this rank's waits, as if they had run out. */
+void peers_stop(peer_link *l);
 
 /* Bytes of half an inbox for sums of up to `rows` rows of `row_bytes` each. */
 uint64_t peers_sum_bytes(int ranks, uint32_t rows, uint64_t row_bytes);

@@ -221,6 +221,11 @@ static __global__ void __launch_bounds__(256) expand_rows_kernel(dev d, const ui
     expand_quad<bf16>(d, d.active[blockIdx.x], k, y);
 }
 
+static __global__ void __launch_bounds__(256) pairs_kernel(experts_part part, uint32_t units, uint4 *out) {
+    uint32_t u = blockIdx.x * 256 + threadIdx.x;
+    if (u < units) out[u] = part(u);
+}
+
 /* --- end of a block with several ranks ---------------------------------------------------------------------------- */
 
 enum { SITE_STREAMS = 4 };
@@ -357,6 +362,11 @@ void tensor_collapse(const dev &d, uint32_t n, const void *pre, const dev_weight
                      uint16_t *plain, uint16_t *quantised, chain s) {
     launch_chained(collapse_kernel, n, NORM_THREADS, 0, s, d, (const float *)pre, gain, indexed, woven, plain,
                    quantised);
+}
+
+void tensor_sum_experts(const dev_moe &m, uint32_t n, int width, uint16_t *out, cudaStream_t s) {
+    uint32_t units = n * (uint32_t)width / 8;
+    pairs_kernel<<<ceil_div(units, 256), 256, 0, s>>>(part_of(m, width), units, (uint4 *)out);
 }
 
 void tensor_expand(const dev &d, uint32_t n, const uint16_t *y, cudaStream_t s) {

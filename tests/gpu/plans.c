@@ -46,11 +46,12 @@ static double compare(walk *w, const float *a, const float *b, size_t rows, cons
     return far;
 }
 
-static void open_rigs(walk *w, const char *dir, cedar_arith arith) {
+static void open_rigs(walk *w, const char *dir, cedar_arith arith, uint32_t gpus) {
     cedar_engine_opts o = rig_opts(arith);
     o.page_count = 400;
     w->cpu = rig_open(dir, &o);
     o.backend = gpu_backend;
+    o.gpus = gpus;
     w->gpu = rig_open(dir, &o);
     w->wide = arith == CEDAR_WIDE;
     w->x = rig_logits(&w->cpu);
@@ -186,10 +187,10 @@ static void finish(walk *w) {
     rig_close(&w->gpu);
 }
 
-static void play(int number, cedar_arith arith) {
+static void play(int number, cedar_arith arith, uint32_t gpus) {
     static const char *const dirs[] = { "tests/golden/tiny-s1", "tests/golden/tiny2-s1" };
     walk w = { .seed = 500 + (uint64_t)number };
-    open_rigs(&w, dirs[number / MODES], arith);
+    open_rigs(&w, dirs[number / MODES], arith, gpus);
     set_rules(&w, number % MODES);
     while (w.steps < STEPS) {
         if (below(&w, 8) == 0) {
@@ -199,16 +200,25 @@ static void play(int number, cedar_arith arith) {
         random_step(&w);
         if (below(&w, 8) == 0) compare_drafts(&w);
     }
-    printf("plans %s mode %d: %u steps, %u within 1e-5, farthest %.3g\n", dirs[number / MODES], number % MODES, w.steps,
-           w.near, w.farthest);
+    printf("plans %s mode %d on %u: %u steps, %u within 1e-5, farthest %.3g\n", dirs[number / MODES], number % MODES,
+           gpus, w.steps, w.near, w.farthest);
     ck_assert_msg(2 * w.near > w.steps, "only %u of %u steps agree within 1e-5", w.near, w.steps);
     finish(&w);
 }
 
-START_TEST(plans_wide) { play(_i, CEDAR_WIDE); }
+START_TEST(plans_wide) { play(_i, CEDAR_WIDE, 1); }
 END_TEST
 
-START_TEST(plans_f32) { play(_i, CEDAR_F32); }
+START_TEST(plans_f32) { play(_i, CEDAR_F32, 1); }
+END_TEST
+
+/* Ranks, which may share a GPU; the CPU engine stays one. The shape tiny2 has room for three. */
+static uint32_t ranks_of(int number) { return number / MODES && number % 2 ? 3 : 2; }
+
+START_TEST(ranks_wide) { play(_i, CEDAR_WIDE, ranks_of(_i)); }
+END_TEST
+
+START_TEST(ranks_f32) { play(_i, CEDAR_F32, ranks_of(_i)); }
 END_TEST
 
 Suite *gpu_plans_suite(void) {
@@ -217,6 +227,8 @@ Suite *gpu_plans_suite(void) {
     tcase_set_timeout(t, 600);
     tcase_add_loop_test(t, plans_wide, 0, WALKS);
     tcase_add_loop_test(t, plans_f32, 0, WALKS);
+    tcase_add_loop_test(t, ranks_wide, 0, WALKS);
+    tcase_add_loop_test(t, ranks_f32, 0, WALKS);
     suite_add_tcase(s, t);
     return s;
 }
