@@ -167,9 +167,9 @@ static void compare_parts(const char *name, const cedar_weight *whole, const ced
         for (int64_t i = 0; i < p->rows; i++)
             for (int64_t k = 0; k < p->cols; k++) {
                 element a = element_of(p, i, k), b = element_of(whole, row_first + i, col_first + k);
-                ck_assert_msg(a.code == b.code && a.scale == b.scale,
-                              "%s, rank %u of %u, element [%lld, %lld]: code %x and scale %x, expected %x and %x", name,
-                              r, ranks, (long long)i, (long long)k, a.code, a.scale, b.code, b.scale);
+                if (a.code != b.code || a.scale != b.scale)     /* no assertion each: there are millions */
+                    ck_abort_msg("%s, rank %u of %u, element [%lld, %lld]: code %x and scale %x, expected %x and %x",
+                                 name, r, ranks, (long long)i, (long long)k, a.code, a.scale, b.code, b.scale);
             }
         if (axis == 1) row_first += p->rows;
         if (axis == 2) col_first += p->cols;
