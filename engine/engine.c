@@ -117,6 +117,18 @@ void cedar_engine_close(cedar_engine *e) {
 
 const cedar_engine_opts *cedar_engine_options(const cedar_engine *e) { return &e->opts; }
 
+cedar_status cedar_engine_gpus_check(const char *backend, uint32_t gpus, cedar_err *err) {
+#ifdef CEDAR_HAVE_CUDA
+    int devices = cedar_cuda_devices();
+    if (cedar_backend_find(backend) == &cedar_backend_cuda && gpus > 1 && gpus > (uint32_t)devices)
+        return cedar_fail(err, CEDAR_E_ARG, "gpus is %u, but this machine has %d that can be used", gpus, devices);
+#endif
+    (void)backend;
+    (void)gpus;
+    (void)err;
+    return CEDAR_OK;
+}
+
 void cedar_device_name(const char *backend, char out[CEDAR_DEVICE_BYTES]) {
     *out = 0;
 #ifdef CEDAR_HAVE_CUDA

@@ -239,7 +239,9 @@ typedef struct cedar_memory_plan {
     uint64_t page_bytes, pool_bytes;            /* as allocated */
     uint64_t seq_bytes;                         /* per sequence, as allocated, without pages */
     uint64_t workspace_bytes;
-    uint64_t total_bytes;                       /* weights + pool + sequences + workspace */
+    uint64_t total_bytes;                       /* weights + pool + sequences + workspace; of all ranks together */
+    /* of the rank that needs most; with gpus = 1 the same as those of the whole */
+    uint64_t rank_weight_bytes, rank_pool_bytes, rank_workspace_bytes, rank_bytes;
 } cedar_memory_plan;
 
 /* Works without opening anything; opts may be NULL (then only the parts that depend on the shape are filled). */
@@ -253,6 +255,9 @@ cedar_status cedar_engine_open(const cedar_model *model, const cedar_engine_opts
                                cedar_err *err) CEDAR_USE_RESULT;
 void cedar_engine_close(cedar_engine *e);
 const cedar_engine_opts *cedar_engine_options(const cedar_engine *e);
+
+/* Refuses more GPUs than the machine has. An engine does not: several ranks may share one, for tests. */
+cedar_status cedar_engine_gpus_check(const char *backend, uint32_t gpus, cedar_err *err) CEDAR_USE_RESULT;
 
 /* Name of the GPU that the backend computes on; "" for the others. */
 enum { CEDAR_DEVICE_BYTES = 128 };

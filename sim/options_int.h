@@ -59,6 +59,8 @@ struct cedar_run_opts {
     cedar_backend_kind backend;
     cedar_arith arith;
     int64_t threads;                /* 0 = all */
+    int64_t gpus;
+    bool one_stream;
 
     const char *trace;              /* paths, comma separated; "" is refused by cedar_opts_check */
     int64_t traces_max;             /* 0 = all */
@@ -132,7 +134,7 @@ struct cedar_run_opts {
     cedar_kv_rows kv_rows;
     cedar_kernels kernels;
     bool side_stream;
-    cedar_allreduce allreduce;
+    cedar_allreduce allreduce;      /* of the cost model, or of an engine's GPUs */
     cedar_pace pace;
     int64_t pace_step_us, pace_row_us;
 

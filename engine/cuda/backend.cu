@@ -1622,10 +1622,12 @@ static void cuda_poison(void *self, int32_t seq, uint32_t ring, uint32_t lo, uin
     }
 }
 
-extern "C" bool cedar_cuda_present(void) {
+extern "C" int cedar_cuda_devices(void) {
     int devices = 0;
-    return cudaGetDeviceCount(&devices) == cudaSuccess && devices > 0;
+    return cudaGetDeviceCount(&devices) == cudaSuccess ? devices : 0;
 }
+
+extern "C" bool cedar_cuda_present(void) { return cedar_cuda_devices() > 0; }
 
 extern "C" void cedar_cuda_device_name(char out[CEDAR_DEVICE_BYTES]) {
     int device = 0;
