@@ -277,19 +277,19 @@ static uint64_t inbox_bytes(const cedar_config *c, const cedar_engine_opts &o, c
                    (uint64_t)HEAD_BATCH * c->vocab * d.real_bytes);
 }
 
+/* With o->gpus > 1: of one rank, whose shape c is. */
 static uint64_t cuda_workspace_bytes(const cedar_config *c, const cedar_engine_opts *o) {
     dev d;
     work w;
     cedar_layout l;
-    cedar_shard s;
-    cedar_config local = *c;
-    bool several = o->gpus > 1 && !cedar_shard_make(c, o->gpus - 1, o->gpus, &s, NULL);     /* the largest share */
-    if (several) cedar_shard_config(c, &s, &local);
+    cedar_shard s = {};
+    bool several = o->gpus > 1;
+    if (several) s.vocab = (int32_t)((c->vocab + o->gpus * CEDAR_SHARD_VOCAB_UNIT - 1) / o->gpus);   /* at most */
     cedar_layout_make(c, o->page_tokens, o->verify_rows, &l);
-    sizes_of(d, &local, *o);
+    sizes_of(d, c, *o);
     carver m = { NULL, 0 };
-    carve_rows(m, d, &local, *o, l);
-    carve_work(m, w, &local, *o, d.row_max, d.real_bytes, several ? &s : NULL);
+    carve_rows(m, d, c, *o, l);
+    carve_work(m, w, c, *o, d.row_max, d.real_bytes, several ? &s : NULL);
     return m.used + (several ? 2 * inbox_bytes(c, *o, d) : 0);
 }
 

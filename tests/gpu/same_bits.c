@@ -41,9 +41,10 @@ static void open_rig(bed *b, int i) {
     o.backend = gpu_backend;
     o.eager = i == 1;
     o.gpus = b->shape->gpus;
-    o.one_stream = i == 0 && b->shape->one_stream;
-    bool sums = b->shape->gpus > 1 && b->shape->arith == CEDAR_BF16 && !strcmp(gpu_backend, "cuda");
-    if (sums && i == 0) o.allreduce = CEDAR_ALLREDUCE_FUSED;
+    if (i == 0 && !strcmp(gpu_backend, "cuda")) {
+        o.one_stream = b->shape->one_stream;
+        if (o.gpus > 1 && b->shape->arith == CEDAR_BF16) o.allreduce = CEDAR_ALLREDUCE_FUSED;
+    }
     rig *r = &b->r[i];
     if (strstr(b->shape->name, ".json")) {
         static cedar_config c;
