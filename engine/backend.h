@@ -23,8 +23,8 @@ typedef struct cedar_seq_state {
 typedef struct cedar_backend {
     const char *name;
     bool makes_weights;         /* can fill a seeded model's weights itself */
-    /* Working memory of an engine with these options, without pool, sequences and weights. With o->gpus > 1: of one rank
-     * whose shape is c. */
+    /* Working memory of an engine with these options, without pool, sequences and weights. With o->gpus > 1: of one
+     * rank whose shape is c. */
     uint64_t (*workspace_bytes)(const cedar_config *c, const cedar_engine_opts *o);
     /* rank NULL: alone. Otherwise m, o and l are those of the whole engine, and the backend takes its share of the
      * weights, and its pages of the pool, from rank->shard. */

@@ -1,5 +1,5 @@
-/* Several ranks as one backend (engine/ranks.h): each has a thread and an instance of the inner backend, all execute the
- * same plans. What the ranks hold alike is read from rank 0 and written on all; a page is written where it lies.
+/* Several ranks as one backend (engine/ranks.h): each has a thread and an instance of the inner backend, all execute
+ * the same plans. What the ranks hold alike is read from rank 0 and written on all; a page is written where it lies.
  *
  * A rank that fails, stalls or differs breaks the group: the step ends with a sentence that names it, and so does every
  * later one. A rank that does not even come back then is left behind with all memory that it may still touch, since a
@@ -265,8 +265,8 @@ static cedar_status read_fault(group *g, cedar_err *err) {
             if (!strcmp(what, names[f])) g->fault = (fault)f;
     if (!g->fault)
         return cedar_fail(err, CEDAR_E_ARG,
-                          "CEDAR_RANK_FAULT is \"%.64s\"; it must be RANK:STEP:WHAT with a rank below %u, a step from 1 "
-                          "on, and fail, stall or differ",
+                          "CEDAR_RANK_FAULT is \"%.64s\"; it must be RANK:STEP:WHAT with a rank below %u, a step "
+                          "from 1 on, and fail, stall or differ",
                           text, g->ranks);
     g->fault_rank = rank;
     g->fault_step = step;
@@ -363,7 +363,7 @@ static cedar_status group_draft(void *self, cedar_draft_item *items, uint32_t co
     return cedar_ranks_error(g->meeting, err);
 }
 
-/* --- what is called for the ranks that hold the bytes -------------------------------------------------------------- */
+/* --- what is called for the ranks that hold the bytes ------------------------------------------------------------- */
 
 static void group_seq_reset(void *self, int32_t seq) {
     group *g = self;

@@ -20,8 +20,8 @@ typedef struct cedar_ranks cedar_ranks;
 typedef struct cedar_rank {
     cedar_ranks *group;
     cedar_shard shard;          /* rank, ranks, and what of the model this one holds */
-    /* Out, before a step or draft returns: hash of what must be the same bits on every rank, such as the streams that go
-     * into the head. A backend that leaves it alone is compared by its tokens only. */
+    /* Out, before a step or draft returns: hash of what must be the same bits on every rank, such as the streams that
+     * go into the head. A backend that leaves it alone is compared by its tokens only. */
     uint64_t *digest;
 } cedar_rank;
 

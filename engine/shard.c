@@ -20,8 +20,8 @@ static cedar_status check_cuts(const cedar_config *c, cedar_err *err) {
                           c->name, (long long)group_width, c->o_lora);
     if (c->moe_dim % CEDAR_SHARD_MOE_UNIT || c->vocab % CEDAR_SHARD_VOCAB_UNIT)
         return cedar_fail(err, CEDAR_E_UNSUPPORTED,
-                          "%s: \"moe_intermediate_size\" is %d and \"vocab_size\" %d; more than one GPU needs multiples "
-                          "of %d and %d",
+                          "%s: \"moe_intermediate_size\" is %d and \"vocab_size\" %d; more than one GPU needs "
+                          "multiples of %d and %d",
                           c->name, c->moe_dim, c->vocab, CEDAR_SHARD_MOE_UNIT, CEDAR_SHARD_VOCAB_UNIT);
     return CEDAR_OK;
 }

@@ -320,7 +320,7 @@ START_TEST(a_rank_that_fails_frees_the_others) {
 }
 END_TEST
 
-/* --- together they are one engine ---------------------------------------------------------------------------------- */
+/* --- together they are one engine --------------------------------------------------------------------------------- */
 
 /* tiny-s1-ref is left out: it pins the roundings of one rank in bf16, and each rank's part is rounded once more. */
 static const struct { const char *dir; cedar_arith arith; uint32_t gpus; } golden_cases[] = {

@@ -205,8 +205,8 @@ static inline void play_walk(int number, cedar_arith arith, const char *backend,
         random_step(&w);
         if (below(&w, 8) == 0) compare_drafts(&w);
     }
-    printf("plans %s %s gpus %u mode %d: %u steps, %u within 1e-5, farthest %.3g\n", dirs[number / MODES], backend, gpus,
-           number % MODES, w.steps, w.near, w.farthest);
+    printf("plans %s %s gpus %u mode %d: %u steps, %u within 1e-5, farthest %.3g\n", dirs[number / MODES], backend,
+           gpus, number % MODES, w.steps, w.near, w.farthest);
     ck_assert_msg(2 * w.near > w.steps, "only %u of %u steps agree within 1e-5", w.near, w.steps);
     finish(&w);
 }

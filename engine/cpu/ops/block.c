@@ -1,6 +1,6 @@
 /* One block of the model over the rows of a step, in three phases with a barrier between them: a row's attention reads
- * window rows and global rows that other rows of the same step write (spec/model.md 2.2, 2.4-2.8). The last phase of one
- * of several ranks is three: behind attention and behind the experts the ranks add up what each has a part of. */
+ * window rows and global rows that other rows of the same step write (spec/model.md 2.2, 2.4-2.8). For several ranks
+ * the last phase is three: behind attention and behind the experts they add up what each has a part of. */
 #include <string.h>
 
 #include "engine/cpu/ops/forward.h"
