@@ -542,7 +542,7 @@ static cedar_status check_shape(const cedar_config *c, const cedar_engine_opts *
 
 static cedar_status make_streams(cuda_backend *b, cedar_err *err) {
     cudaError_t e = cudaStreamCreateWithFlags(&b->stream, cudaStreamNonBlocking);
-    for (int i = 0; i < SIDES && !e; i++) {
+    for (int i = 0; i < SIDES && !e && !b->one_stream; i++) {
         e = cudaStreamCreateWithFlags(&b->side[i], cudaStreamNonBlocking);
         if (!e) e = cudaEventCreateWithFlags(&b->forked[i], cudaEventDisableTiming);
         if (!e) e = cudaEventCreateWithFlags(&b->joined[i], cudaEventDisableTiming);

@@ -33,7 +33,7 @@ static cedar_status find_all(nccl *n, cedar_err *err) {
     if (!n->library)
         return cedar_fail(err, CEDAR_E_NCCL,
                           "allreduce = \"nccl\": %s; install NCCL 2 where the loader finds it (LD_LIBRARY_PATH), or "
-                          "take \"peer\" or \"fused\"",
+                          "take \"plain\" or \"fused\"",
                           dlerror());
     for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++) {
         *wanted[i].to = dlsym(n->library, wanted[i].name);
