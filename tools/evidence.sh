@@ -35,7 +35,8 @@ command_of() {
             "--backend cuda --arith bf16" ;;
     bench) echo "$cedar bench gpu --csv --repeat ${EVIDENCE_REPEAT:-20}" ;;
     bench_ranks)
-        echo "$cedar bench gpu flash-e128 --csv --repeat ${EVIDENCE_REPEAT:-50} --row allreduce --row site --row decode_tp" ;;
+        echo "$cedar bench gpu flash-e128 --csv --repeat ${EVIDENCE_REPEAT:-50}" \
+            "--row allreduce --row site --row decode_tp" ;;
     peers) echo "python3 tests/peers/torch_ops.py --repeat ${EVIDENCE_REPEAT:-20} --ours $out/bench.txt" ;;
     agentx) echo "$cedar run scenarios/h200-agentx.lua -r -o $out/h200-agentx.db" ;;
     audit) echo "$cedar run scenarios/audit-gpu.lua -r -o $out/audit-gpu.db" ;;

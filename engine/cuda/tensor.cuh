@@ -145,9 +145,9 @@ enum { ROW_KEYS_MAX = 640 };        /* logits of a row in the layout of tensor_a
 void tensor_keys(const dev &d, uint32_t first, uint32_t n, int layer, int part, int lo_kind, const attention_work &w,
                  cudaStream_t s);
 
-/* The same for whole rows, if the shape is that of the real model, or a rank's share of its heads: q as wq_b left it, in
- * bf16, which is rotated on the way; out packed [place, groups of heads, heads_per_group * head_dim], rotated back: what
- * wo_a reads. */
+/* The same for whole rows, if the shape is that of the real model, or a rank's share of its heads: q as wq_b left it,
+ * in bf16, which is rotated on the way; out packed [place, groups of heads, heads_per_group * head_dim], rotated back:
+ * what wo_a reads. */
 bool tensor_attention_rows_can(const dev &d, const cedar_layout &l, const attention_work &w);
 int tensor_attention_rows_heads(void);      /* w.logits has room for so many, whatever d.heads is */
 cudaError_t tensor_attention_prepare(void);

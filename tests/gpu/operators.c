@@ -639,7 +639,8 @@ static void attend_host(const world *w, const double *freq, uint32_t row, const 
 }
 
 /* Ranks with some of the heads: the bits those heads have among all; out as all of them gave it. */
-static void check_shares(world *w, const float *q, const float *sink, int kind, uint32_t count, uint16_t *const out[2]) {
+static void check_shares(world *w, const float *q, const float *sink, int kind, uint32_t count,
+                         uint16_t *const out[2]) {
     static const struct { int first, heads; } shares[] = { { 0, 32 }, { 32, 32 }, { 16, 16 }, { 40, 24 }, { 56, 8 } };
     int64_t dim = w->c.head_dim, width = w->c.heads * dim;
     for (size_t k = 0; k < sizeof shares / sizeof *shares; k++)
