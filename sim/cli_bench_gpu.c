@@ -25,13 +25,19 @@ typedef struct result {
     uint32_t n;
 } result;
 
+/* How an engine differs from others of the bench. */
+typedef struct engine_kind {
+    bool eager, one_stream;
+    uint32_t gpus;
+    cedar_allreduce allreduce;
+} engine_kind;
+
 typedef struct bench {
     const char *filter[FILTERS_MAX];
     bool filter_met[FILTERS_MAX];
     uint32_t filters, repeat;
-    bool csv, eager;
-    uint32_t gpus;              /* of the open engine */
-    cedar_allreduce allreduce;
+    bool csv;
+    engine_kind kind;           /* of the open engine */
     char data_dir[1024];
     double bandwidth, matrix;   /* measured: bytes and operations a second */
     cedar_config c;
@@ -239,22 +245,22 @@ static cedar_status sums(bench *b, cedar_err *err) {
 
 /* --- the engine --------------------------------------------------------------------------------------------------- */
 
-static cedar_status open_engine(bench *b, bool eager, uint32_t gpus, cedar_allreduce allreduce, cedar_err *err) {
-    if (b->e && b->eager == eager && b->gpus == gpus && b->allreduce == allreduce) return CEDAR_OK;
+static cedar_status open_engine(bench *b, engine_kind k, cedar_err *err) {
+    if (b->e && b->kind.eager == k.eager && b->kind.one_stream == k.one_stream && b->kind.gpus == k.gpus &&
+        b->kind.allreduce == k.allreduce)
+        return CEDAR_OK;
     cedar_engine_close(b->e);
     b->e = NULL;
-    b->eager = eager;
-    b->gpus = gpus;
-    b->allreduce = allreduce;
+    b->kind = k;
     cedar_engine_opts o = { .backend = "cuda", .arith = CEDAR_BF16, .page_tokens = 128, .page_count = 2048,
                             .seq_count = BATCH_MAX + 4, .context_tokens = LONG + CHUNK, .step_rows = CHUNK,
-                            .step_seqs = BATCH_MAX, .verify_rows = 8, .eager = eager, .gpus = gpus,
-                            .allreduce = allreduce };
+                            .step_seqs = BATCH_MAX, .verify_rows = 8, .eager = k.eager,
+                            .one_stream = k.one_stream, .gpus = k.gpus, .allreduce = k.allreduce };
     return cedar_engine_open(b->model, &o, &b->e, err);
 }
 
 static cedar_status open_alone(bench *b, bool eager, cedar_err *err) {
-    return open_engine(b, eager, 1, CEDAR_ALLREDUCE_PLAIN, err);
+    return open_engine(b, (engine_kind){ .eager = eager, .gpus = 1 }, err);
 }
 
 static cedar_replay_rules rules_of(const bench *b, bool decoder, uint32_t kept) {
@@ -557,18 +563,20 @@ static cedar_status decode_eager(bench *b, cedar_err *err) {
 
 /* --- decode by several GPUs --------------------------------------------------------------------------------------- */
 
-static const struct { uint32_t gpus; cedar_allreduce allreduce; const char *label; } several[] = {
-    { 1, CEDAR_ALLREDUCE_PLAIN, "tp1" },
-    { 2, CEDAR_ALLREDUCE_PLAIN, "tp2" },
-    { 2, CEDAR_ALLREDUCE_FUSED, "tp2_fused" },
-    { 2, CEDAR_ALLREDUCE_NCCL, "tp2_nccl" },
+static const struct { const char *label; engine_kind kind; } several[] = {
+    { "tp1", { .gpus = 1 } },
+    { "tp1_one_stream", { .gpus = 1, .one_stream = true } },
+    { "tp2", { .gpus = 2 } },
+    { "tp2_fused", { .gpus = 2, .allreduce = CEDAR_ALLREDUCE_FUSED } },
+    { "tp2_fused_one_stream", { .gpus = 2, .allreduce = CEDAR_ALLREDUCE_FUSED, .one_stream = true } },
+    { "tp2_nccl", { .gpus = 2, .allreduce = CEDAR_ALLREDUCE_NCCL } },
 };
 static const uint32_t several_batches[] = { 1, 8, 32 };
 
 /* The floor counts bytes of all GPUs' memory and, if it was measured, the sums: two a layer of `batch` rows. */
 static cedar_status several_one(bench *b, decode *d, int i, const char *name, cedar_err *err) {
     const result *r = NULL;
-    double experts, bytes, gpus = several[i].gpus;
+    double experts, bytes, gpus = several[i].kind.gpus;
     char what[200], sum[40];
     cedar_status st = count_experts(b, d, &experts, err);
     if (!st) st = repeat(b, name, WARM, run_decode, d, &r, err);
@@ -576,10 +584,10 @@ static cedar_status several_one(bench *b, decode *d, int i, const char *name, ce
     if (st) return st;
     snprintf(sum, sizeof sum, "allreduce_peer_%u", d->batch);
     const result *one = find(b, sum);
-    double sums = several[i].gpus > 1 && one ? 2.0 * b->c.layers * one->p50 * 1e-6 : 0,
+    double sums = gpus > 1 && one ? 2.0 * b->c.layers * one->p50 * 1e-6 : 0,
            floor = bytes / b->bandwidth / gpus + sums;
     snprintf(what, sizeof what, "step of %u at 8192 tokens on %u GPUs: floor %.2f ms, of it sums %.2f ms, %.1f tok/s",
-             d->batch, several[i].gpus, 1e3 * floor, 1e3 * sums, d->batch / (r->p50 * 1e-6));
+             d->batch, several[i].kind.gpus, 1e3 * floor, 1e3 * sums, d->batch / (r->p50 * 1e-6));
     print_row(b, name, floor / (r->p50 * 1e-6), "of floor", r, 0, what);
     return CEDAR_OK;
 }
@@ -593,8 +601,8 @@ static cedar_status several_group(bench *b, int i, cedar_err *err) {
         any |= wanted(b, name);
     }
     if (!any) return CEDAR_OK;
-    cedar_status st = open_engine(b, false, several[i].gpus, several[i].allreduce, err);
-    if (st && several[i].gpus > 1) {
+    cedar_status st = open_engine(b, several[i].kind, err);
+    if (st && several[i].kind.gpus > 1) {
         printf("%sdecode_%s: not measured: %s\n", b->csv ? "# " : "", several[i].label, err->msg);
         return CEDAR_OK;
     }
@@ -614,6 +622,9 @@ static cedar_status several_gpus(bench *b, cedar_err *err) {
         st = several_group(b, i, err);
     ratio_row(b, "decode_tp_gain_b1", "decode_tp1_b1", "decode_tp2_fused_b1", 1.5,
               "one GPU over two, fused sums, batch 1");
+    ratio_row(b, "side_stream_tp1_b1", "decode_tp1_one_stream_b1", "decode_tp1_b1", 0, "one stream over side streams");
+    ratio_row(b, "side_stream_tp2_b1", "decode_tp2_fused_one_stream_b1", "decode_tp2_fused_b1", 0,
+              "the same on two GPUs, fused sums");
     ratio_row(b, "decode_tp_gain_b8", "decode_tp1_b8", "decode_tp2_fused_b8", 0, "the same, batch 8");
     ratio_row(b, "decode_tp_gain_b32", "decode_tp1_b32", "decode_tp2_fused_b32", 0, "the same, batch 32");
     return st;
