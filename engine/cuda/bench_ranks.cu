@@ -1,9 +1,9 @@
 /* Sums over two GPUs for `cedar bench gpu` (engine/gpu_bench.h): ours in one step and in two, NCCL's, and the end of a
  * block in one launch against one launch after the other. One thread drives both GPUs.
  *
- * Time  A graph on each GPU: a pause until both are launched, a meeting, then CALLS calls between two looks at the GPU's
- *       clock, which cost one kernel more. What the last kernel before a sum wrote is in the cache in a step too, so
- *       inputs are not rotated. */
+ * Time  A graph on each GPU: a pause until both are launched, a meeting, then CALLS calls between two looks at the
+ *       GPU's clock, which cost one kernel more. What the last kernel before a sum wrote is in the cache in a step too,
+ *       so inputs are not rotated. */
 #include <string.h>
 
 #include "engine/cuda/tensor.cuh"
