@@ -171,6 +171,7 @@ static void carve_tensor(carver &m, work &w, const cedar_config *c, uint64_t r, 
     uint64_t widest =
         max_u64(max_u64((uint64_t)c->o_groups * c->o_lora, (uint64_t)c->engram_rows_per_token * c->engram_dim),
                 max_u64((uint64_t)c->target_count * c->hidden, c->hidden));
+    if (s) w.sum = (uint16_t *)m.take(r * (uint64_t)c->hidden, 2);
     w.px = take_packed(m, r, c->hidden);
     w.pxq = take_packed(m, r, c->hidden);
     w.pq = take_packed(m, r, c->q_lora);
@@ -226,7 +227,6 @@ static void carve_work(carver &m, work &w, const cedar_config *c, const cedar_en
     w.moe.out = m.take(batch * (k + 1) * dm, b);
     if (s) {
         w.head_part = m.take((uint64_t)HEAD_BATCH * s->vocab, b);
-        w.sum = (uint16_t *)m.take(r * dm, 2);
         w.digest = (unsigned long long *)m.take(1, 8);
     }
     w.argmax = (int32_t *)m.take(r, 4);
