@@ -115,7 +115,7 @@ static element element_of(const cedar_weight *w, int64_t row, int64_t col) {
     case CEDAR_W_TILES: e = (element){ w->data[i], w->scale[row / 32 * across + col / 32] }; break;
     case CEDAR_W_ROWS: e = (element){ w->data[i], w->scale[row * across + col / 32] }; break;
     case CEDAR_W_FP4:
-        e = (element){ w->data[i / 2] >> (i % 2 * 4) & 15u, w->scale[row * across + col / 32] };
+        e = (element){ (uint32_t)w->data[i / 2] >> (i % 2 * 4) & 15u, w->scale[row * across + col / 32] };
         break;
     case CEDAR_W_BF16: memcpy(&e.code, w->data + 2 * i, 2); break;
     case CEDAR_W_F32: memcpy(&e.code, w->data + 4 * i, 4); break;
