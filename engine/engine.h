@@ -346,7 +346,8 @@ typedef enum cedar_tap_kind {
     CEDAR_TAP_KIND_COUNT
 } cedar_tap_kind;
 
-/* Called once per row, from one thread, in ascending (entry, row) order within a kind and layer. */
+/* Called once per row, from one thread (with gpus > 1 not the caller's), in ascending (entry, row) order within a kind
+ * and layer. */
 typedef void (*cedar_tap_fn)(void *self, cedar_tap_kind kind, int32_t layer, int32_t seq, uint32_t pos,
                              const void *data, uint32_t width);
 

@@ -36,11 +36,12 @@ const char *run_step_graph(const run *r) {
 
 /* --- reporting the beginning -------------------------------------------------------------------------------------- */
 
-/* "NVIDIA H200", or "2 x NVIDIA H200". */
+/* "NVIDIA H200", "2 x NVIDIA H200", "2 ranks" of a CPU, or "". */
 static void device_of(const cedar_engine_opts *e, char out[CEDAR_DEVICE_BYTES]) {
     char one[CEDAR_DEVICE_BYTES];
     cedar_device_name(e->backend, one);
     if (*one && e->gpus > 1) snprintf(out, CEDAR_DEVICE_BYTES, "%u x %.100s", e->gpus, one);
+    else if (e->gpus > 1) snprintf(out, CEDAR_DEVICE_BYTES, "%u ranks", e->gpus);
     else snprintf(out, CEDAR_DEVICE_BYTES, "%s", one);
 }
 

@@ -457,6 +457,7 @@ several_ranks() {
     exits "a run on two ranks" 0 'wrote' "$cedar" run "$small" -o "$out/ranks.db" backend=cpu gpus=2
     exits "replay plays it again" 0 '2 runs, all the same' "$cedar" replay "$out/ranks.db"
     same "its options say so" "$(sql "$out/ranks.db" "SELECT DISTINCT config_json ->> '\$.gpus' FROM runs")" 2
+    exits "its report too" 0 'cpu on 2 ranks' "$cedar" report "$out/ranks.db" --text
     exits "golden vectors on three ranks" 0 ' 0 miss' "$cedar" check-golden tests/golden/tiny2-s1 --gpus 3
     exits "an audit on two ranks, with taps" 0 'wrote' "$cedar" run -q "$out/audit.lua" -o "$out/audit-ranks.db" \
         backend=cpu gpus=2 layers=1,3

@@ -115,7 +115,7 @@ static element element_of(const cedar_weight *w, int64_t row, int64_t col) {
     case CEDAR_W_TILES: e = (element){ w->data[i], w->scale[row / 32 * across + col / 32] }; break;
     case CEDAR_W_ROWS: e = (element){ w->data[i], w->scale[row * across + col / 32] }; break;
     case CEDAR_W_FP4:
-        e = (element){ w->data[i / 2] >> (i % 2 * 4) & 15u, w->scale[row * across + col / 32] };
+        e = (element){ (uint32_t)w->data[i / 2] >> (i % 2 * 4) & 15u, w->scale[row * across + col / 32] };
         break;
     case CEDAR_W_BF16: memcpy(&e.code, w->data + 2 * i, 2); break;
     case CEDAR_W_F32: memcpy(&e.code, w->data + 4 * i, 4); break;
@@ -363,6 +363,50 @@ START_TEST(plans_f32) {
 }
 END_TEST
 
+/* Both halves of the head are the same, so that every best token is one of rank 0 and one of rank 1: the lower counts,
+ * in steps and in drafts. */
+START_TEST(ties_go_to_the_lowest_token_over_all_ranks) {
+    enum { N = 50 };
+    cedar_config c = shape("tiny");
+    rig r = { .c = &c, .v = (uint32_t)c.vocab, .w = (uint32_t)c.window };
+    OK(cedar_model_synth(&c, 9, 1ull << 32, &r.model, err));
+    size_t half = (size_t)c.vocab / 2 * (size_t)c.hidden * 2, chain = (size_t)c.vocab / 2 * (size_t)c.markov_rank * 2;
+    uint8_t *head = (uint8_t *)(uintptr_t)r.model->head.data, *markov = (uint8_t *)(uintptr_t)r.model->markov_head.data;
+    memcpy(head + half, head, half);
+    memcpy(markov + chain, markov, chain);
+    cedar_engine_opts o = rig_opts(CEDAR_F32);
+    o.gpus = 2;
+    OK(cedar_engine_open(r.model, &o, &r.e, err));
+    cedar_replay_rules exact = rules_exact(&r);
+    int32_t seq = rig_seq(&r), picks[N], ids[64], middle = c.vocab / 2, high = 0;
+    float *logits = rig_logits(&r);
+    for (uint32_t i = 0; i < N; i++) r.token[i] = (int32_t)cedar_rng_below(77, i, r.v);
+    cedar_plan_entry e = rig_entry(&r, seq, r.token, CEDAR_ROWS_PREFILL, N, &exact);
+    OK(cedar_seq_reserve(r.e, seq, N, err));
+    cedar_step_plan plan = { .entry_count = 1, .entries = &e };
+    cedar_plan_total(&plan);
+    cedar_step_out out = { .logits = logits, .argmax = picks };
+    OK(cedar_engine_step(r.e, &plan, &out, err));
+    for (uint32_t i = 0; i < N; i++) {
+        const float *row = logits + i * r.v;
+        int32_t best = 0;
+        for (int32_t k = 1; k < c.vocab; k++)
+            if (row[k] > row[best]) best = k;
+        ck_assert_mem_eq(row, row + middle, (size_t)middle * sizeof *row);
+        ck_assert_int_eq(picks[i], best);
+        ck_assert_int_lt(picks[i], middle);
+        high += picks[i] > middle / 4;
+    }
+    ck_assert_int_gt(high, 0);      /* not all of them the first token */
+    cedar_draft_item item = { .seq = seq, .token = 3, .ids = ids };
+    OK(cedar_engine_draft(r.e, &item, 1, err));
+    for (int32_t k = 0; k < c.draft_block; k++) ck_assert_int_lt(ids[k], middle);
+    cedar_seq_close(r.e, seq);
+    free(logits);
+    rig_close(&r);
+}
+END_TEST
+
 /* More threads than ranks, fewer, and an odd rest. */
 START_TEST(threads_are_shared_out) {
     enum { N = 40 };
@@ -518,6 +562,7 @@ static Suite *ranks_suite(void) {
     tcase_add_loop_test(t, golden_vectors_hold, 0, GOLDEN_CASES);
     tcase_add_loop_test(t, plans_wide, 0, WALKS);
     tcase_add_loop_test(t, plans_f32, 0, WALKS);
+    tcase_add_test(t, ties_go_to_the_lowest_token_over_all_ranks);
     tcase_add_test(t, threads_are_shared_out);
     tcase_add_test(t, small_pools_work);
     suite_add_tcase(s, t);
