@@ -35,7 +35,7 @@ command_of() {
             "--backend cuda --arith bf16" ;;
     bench) echo "$cedar bench gpu --csv --repeat ${EVIDENCE_REPEAT:-20}" ;;
     bench_ranks)
-        echo "$cedar bench gpu flash-e128 --csv --repeat ${EVIDENCE_REPEAT:-50}" \
+        echo "env NCCL_NVLS_ENABLE=0 $cedar bench gpu flash-e128 --csv --repeat ${EVIDENCE_REPEAT:-50}" \
             "--row allreduce --row site --row decode_tp" ;;
     peers) echo "python3 tests/peers/torch_ops.py --repeat ${EVIDENCE_REPEAT:-20} --ours $out/bench.txt" ;;
     agentx) echo "$cedar run scenarios/h200-agentx.lua -r -o $out/h200-agentx.db" ;;
