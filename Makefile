@@ -124,7 +124,7 @@ help:
 #: make setup        only install what is missing (CEDAR_NO_INSTALL=1: only say it)
 #: make clean        remove build/ and ./cedar
 #: Variables: CC=gcc|clang, CONFIG=release|debug|asan|tsan, CFLAGS, CUDA=0, CUDA_HOME, CUDA_ARCH, V=1 (show commands).
-#: GPU_SUITES: some of operators, same_bits, plans, golden for test-gpu.
+#: GPU_SUITES: some of operators, ranks, same_bits, plans, golden for test-gpu.
 
 # --- set-up: the flags above were read before anything was installed, so each target starts make anew ----------------
 need:

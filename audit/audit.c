@@ -446,6 +446,7 @@ static cedar_engine_opts engine_options(const audit *x) {
     e.backend = o->backend;
     e.arith = arith_of(o->arith);
     e.threads = o->threads;
+    e.gpus = o->gpus;
     e.page_tokens = page;
     e.seq_count = o->arm_count + 4;     /* every arm's, the exact one's, a next one, a fork or a fault's scratch */
     e.page_count = e.seq_count * ((context + page - 1) / page + 1);
@@ -502,7 +503,8 @@ static cedar_status open_all(audit *x, cedar_err *err) {
     cedar_status st = check_greedy(x, err);
     if (st) return st;
     x->engine_opts = engine_options(x);
-    st = cedar_engine_open(x->host->model, &x->engine_opts, &x->engine, err);
+    st = cedar_engine_gpus_check(x->engine_opts.backend, x->engine_opts.gpus, err);
+    if (!st) st = cedar_engine_open(x->host->model, &x->engine_opts, &x->engine, err);
     if (!st) st = open_lane(x, &x->exact, &exact, err);
     for (uint32_t i = 0; i < x->o->arm_count && !st; i++) {
         cedar_arm arm;

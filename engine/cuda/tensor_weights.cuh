@@ -8,9 +8,9 @@
 /* A weight type says where a row's codes and scales lie, and reads one row's 16 values from 64 half + 16 t on of a
  * block whose rows lie in shared memory, BLOCK_PIECES pieces of 16 bytes each. Piece p of row r is at place(r, p), so
  * that a quarter of a warp meets all banks; place is the same eight rows on. The values are at(r, half, t) bytes
- * behind the block, and read takes their address in shared memory. SCALED: four scale bytes a row and block. FEW_STAGES, FEW_PER_SM: blocks
- * under way a warp, and thread blocks a multiprocessor, of the kernel for few rows; DEEP_STAGES: when there is a
- * multiprocessor for each thread block. */
+ * behind the block, and read takes their address in shared memory. SCALED: four scale bytes a row and block.
+ * FEW_STAGES, FEW_PER_SM: blocks under way a warp, and thread blocks a multiprocessor, of the kernel for few rows;
+ * DEEP_STAGES: when there is a multiprocessor for each thread block. */
 
 static __device__ __forceinline__ uint4 shared_16(uint32_t from) {
     uint4 v;
