@@ -178,6 +178,10 @@ $(BUILD)/build_info.h: FORCE
 	@mkdir -p $(@D)
 	@tools/build_info.sh $@ '$(CC)' '$(OPT) -ffp-contract=off $(CFLAGS)$(if $(USE_CUDA), nvcc $(CUDA_ARCH))'
 
+# Loops that choose between values without a branch become vectors only where no exception traps (audit/softmax.c);
+# no value depends on it. clang's default.
+$(BUILD)/audit/softmax.o: CFLAGS_ALL += -fno-trapping-math
+
 # Chart.js, embedded in the report: the file as it is packaged by Debian.
 CHARTJS := /usr/share/javascript/chart.js/chart.min.js
 $(BUILD)/reports/chartjs.o: $(CHARTJS)
