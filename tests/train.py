@@ -35,8 +35,8 @@ def from_folder(folder, *names):
 
 
 checkpoint, v41, oracle_quant = from_folder("tests/oracle", "checkpoint", "v41", "quant")
-data, export, check, model, quant, sinkhorn, train = from_folder(
-    "tools/train", "data", "export", "check", "model", "quant", "sinkhorn", "train")
+attention, data, export, check, model, quant, sinkhorn, train = from_folder(
+    "tools/train", "attention", "data", "export", "check", "model", "quant", "sinkhorn", "train")
 failed = 0
 
 
@@ -131,12 +131,44 @@ def oracle(name):
     within(f"{name}: drafts", worst, 1e-9)
 
 
-def kernel():
-    """The fused Sinkhorn rounds, forward and backward, in Triton's interpreter."""
+def kernels():
+    """The Triton kernels, forward and backward, in Triton's interpreter."""
     if sinkhorn.triton is None:
-        print("SKIP fused Sinkhorn rounds: Triton is not installed")
-    else:
-        holds("fused Sinkhorn rounds, forward and backward", sinkhorn.agrees("cpu"))
+        print("SKIP fused Sinkhorn rounds and attention: Triton is not installed")
+        return
+    holds("fused Sinkhorn rounds, forward and backward", sinkhorn.agrees("cpu"))
+    holds("fused attention, forward and backward, and index scores", attention.agrees("cpu", torch.float32, 1e-5))
+
+
+def each_expert(x, ids, share, up, down, limit):
+    """What `routed` should give, row by row and pick by pick."""
+    y = 0
+    for k in range(ids.shape[1]):
+        ab = torch.einsum("noi,ni->no", up[ids[:, k]], x)
+        h = model.swiglu(ab, share[:, k, None], limit, torch.float32)
+        y = y + torch.einsum("noi,ni->no", down[ids[:, k]], h)
+    return y
+
+
+def experts():
+    """Experts as one product over sorted rows, in bf16 (by the function that GPUs use) and in float32; one has none."""
+    g = torch.Generator().manual_seed(2)
+    m = model.Model(model.Shape(os.path.join(ROOT, "scenarios", "models", "small.json")), data.token_map())
+    m.quantise = lambda x: x.to(m.mm)
+    ids = torch.rand(50, 6, generator=g).argsort(1)[:, :3]
+    values = [torch.randn(s, generator=g) for s in ((50, 64), (50, 3), (7, 64, 64), (7, 64, 32))]
+    grad = torch.randn(50, 64, generator=g)
+    for kind, limit in ((torch.bfloat16, 3e-2), (torch.float32, 1e-5)):
+        a = [t.to(torch.float32 if t is values[1] else kind, copy=True).requires_grad_() for t in values]
+        x, share, up, down = a
+        m.mm, m.ready = kind, {"e.w13": up, "e.w2": down}
+        got = m.routed("e", x, ids, share)[0]
+        (got * grad).sum().backward()
+        b = [t.detach().float().requires_grad_() for t in a]
+        want = each_expert(b[0], ids, *b[1:], m.c.swiglu_limit)
+        (want * grad).sum().backward()
+        pairs = [(got.detach(), want.detach())] + [(p.grad, q.grad) for p, q in zip(a, b)]
+        holds(f"experts over sorted rows in {str(kind)[6:]}", all(attention.close(p, q, limit) for p, q in pairs))
 
 
 # --- data, training, export -------------------------------------------------------------------------------------------
@@ -234,7 +266,8 @@ def main():
     for name in ("tiny-s1", "tiny2-s1"):
         golden(name)
         oracle(name)
-    kernel()
+    kernels()
+    experts()
     made()
     with tempfile.TemporaryDirectory() as directory:
         trained(directory, a.cedar if os.path.exists(a.cedar) else None)
