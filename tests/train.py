@@ -214,7 +214,7 @@ def made():
           data.token_map().max() + 1 == compressed["engram_compressed_vocab_size"]
           and len(data.token_map()) == data.VOCAB
           and data.token_map()[data.BYTE + ord("Q")] == data.token_map()[data.BYTE + ord("q")])
-    early, late = train.window_bounds(np.random.default_rng(3), 8, 2000, .8, "cpu")
+    early, late = train.window_bounds(np.random.default_rng(3), 8, 2000, .8)
     at = torch.arange(2000)
     holds("window bounds grow, begin at a row of their own, and are late where early",
           bool((late.diff(dim=1) >= 0).all() and (late <= at).all() and late.any()
@@ -227,19 +227,25 @@ def trained(directory, cedar):
     m = model.Model(model.Shape(toy(directory)), data.token_map(), mode="f32")
     m.initialise(1)
     optimiser, plain = train.Optimiser(m), []
-    ids, weights = (torch.from_numpy(a) for a in data.batch(DOCUMENTS, 1, 0, 4, 256))
-    still = None
-    for step in range(8):
-        total, note, counts = train.losses(m, ids.long(), weights, step, .5, 1)
-        total.backward()
+    batch = train.Batches(DOCUMENTS, 1, 1024, m.c.dspark_block_size, .5)[0, 256][1]
+    before = {n: w.detach().clone() for n, w in m.w.items()}
+    for step in range(9):                                       # the first without effect, as when a step is rehearsed
+        total, note, counts = train.losses(m, batch)
+        grads = torch.autograd.grad(total, optimiser.weights, allow_unused=True)
+        dial = optimiser.dial(.2, live=step > 0)
+        train.balance(m, counts, dial[4] * optimiser.step(grads, dial)[1])
         if step == 0:
-            still = [n for n, w in m.w.items() if w.requires_grad and not n.endswith("gate.bias")
-                     and (w.grad is None or not w.grad.any())]
-        optimiser.step(.2)
-        train.balance(m, counts, .2)
-        for p in optimiser.params:
-            p.grad = None
+            still = [n for n, w in m.w.items() for k, other in enumerate(optimiser.weights)
+                     if w is other and (grads[k] is None or not grads[k].any())]
+            holds("training: a rehearsed step changes nothing", all(torch.equal(w, before[n]) for n, w in m.w.items())
+                  and not any(t.any() for b in optimiser.banks for t in b.state))
         plain.append(float(note["loss"]))
+    poisoned = [g.clone() for g in grads]
+    poisoned[0].fill_(math.inf)
+    before = {n: w.detach().clone() for n, w in m.w.items()}
+    optimiser.step(poisoned, dial)
+    holds("training: a step without finite gradients changes nothing",
+          all(torch.equal(w, before[n]) for n, w in m.w.items()))
     holds("training: every weight has a gradient", not still, ", ".join(still[:5]))
     holds("training: the loss falls", plain[-1] < plain[0] - .3, f"{plain[0]:.2f} to {plain[-1]:.2f}")
     out = os.path.join(directory, "model")
@@ -251,7 +257,7 @@ def trained(directory, cedar):
     if cedar is None:
         print("SKIP the engine's logits of an exported model: there is no ./cedar")
         return
-    tokens = ids[0, :200].numpy().astype(np.int32)
+    tokens = batch["ids"][0, :200].numpy().astype(np.int32)
     want = check.engine_logits(cedar, out, tokens, "wide", data.VOCAB)
     got = check.training_logits(out, tokens, "wide")
     within("export: the engine's logits are the training code's", farthest(got, want), 1e-6)

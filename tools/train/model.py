@@ -315,7 +315,7 @@ class Model:
         self.kind = {name: kind for name, kind, _ in shape.tensors()}
         self.token_map = torch.as_tensor(np.asarray(token_map), dtype=torch.int64, device=device)
         self.w, self.ready, self.full, self.turns = {}, {}, {}, {}
-        self.f = {name: globals()[name] for name in FUSED}
+        self.f = self.plain = {name: globals()[name] for name in FUSED}
         self.sinkhorn, self.sparse, self.index_scores = sinkhorn.plain, attention.plain, attention.plain_scores
 
     def fuse(self):
@@ -324,6 +324,14 @@ class Model:
         torch._dynamo.config.recompile_limit = 64
         torch._dynamo.config.automatic_dynamic_shapes = False
         self.f = {name: compiled(f) for name, f in self.f.items()}
+
+    @torch.no_grad()
+    def unlike(self):
+        """Names of quantisers that do not round as they do uncompiled."""
+        x = torch.randn(4096, 128, generator=torch.Generator().manual_seed(1)).to(self.mm)
+        x = (x * 2.0 ** (torch.arange(4096) % 32 - 20)[:, None].to(self.mm)).to(self.device)
+        names = ("fp8_rows", "fp4_entries", "fp4_keys")
+        return [n for n in names if not torch.equal(self.f[n](x), self.plain[n](x))]
 
     def rows(self, name, lead, *args):
         """A function of rows on tensors whose first `lead` axes count rows."""
@@ -658,7 +666,8 @@ class Model:
         for m in range(c.num_nextn_predict_layers):
             p, layer = f"mtp.{m}", c.num_hidden_layers + m
             angles = [a.repeat(b, 1) for a in self.angles(layer, pos)]
-            ring = self.window_rows(f"{p}.attn", main, self.turn(layer, b, t))[:, ring_at.clamp(min=0)]
+            ring = self.window_rows(f"{p}.attn", main, self.turn(layer, b, t))
+            ring = attention.gather(ring, ring_at.expand(b, -1, -1))
 
             def attend(x):
                 x = self.quantise(x)
