@@ -152,6 +152,7 @@ def each_expert(x, ids, share, up, down, limit):
 
 def experts():
     """Experts as one product over sorted rows, in bf16 (by the function that GPUs use) and in float32; one has none."""
+    holds("one product of all experts", model.grouped_agrees("cpu", torch.bfloat16, 1e-2))
     g = torch.Generator().manual_seed(2)
     m = model.Model(model.Shape(os.path.join(ROOT, "scenarios", "models", "small.json")), data.token_map())
     m.quantise = lambda x: x.to(m.mm)

@@ -236,14 +236,14 @@ def fused_scores(iq, g, keys, visible):
 
 # --- whether the kernels work here --------------------------------------------------------------------------------
 
-def sample(device, kind, cut, far, b=2, t=64, heads=4, d=32, w=32, c=48, k=16):
-    """Arguments of `plain` to compare with."""
+def sample(device, kind, real, cut, far, b=2, t=64, heads=4, d=32, w=32, c=48, k=16):
+    """Arguments of `plain`, rounded to `kind` and given in `real`."""
     g = torch.Generator().manual_seed(3)
     q, kv, entries = (torch.randn(s, generator=g) for s in ((b, t, heads, d), (b, t, d), (b, c, d)))
     order = torch.rand(b, t, c, generator=g).argsort(-1)[..., :k]
     picks = torch.where(order < (torch.arange(t) * c // t)[:, None], order, -1).to(device)
     lo = (torch.arange(t) // 24 * 24).expand(b, t).to(device) if cut else None
-    leaf = lambda x: x.to(device, kind).requires_grad_()
+    leaf = lambda x: x.to(kind).to(device, real).requires_grad_()
     return (leaf(q), leaf(kv), lo, *((leaf(entries), picks) if far else (None, None)),
             torch.randn(heads, generator=g).to(device).requires_grad_(), w)
 
@@ -253,17 +253,17 @@ def close(a, b, limit):
 
 
 def agrees(device, kind, limit):
-    """Whether the kernels give what plain PyTorch gives, gradients too, within a part `limit` of the norm."""
+    """Whether the kernels in `kind` give what plain PyTorch gives in float32, gradients too, within a part `limit`."""
     good = True
     for cut, far in ((False, False), (True, True), (False, True)):
         got = []
-        for f in (fused, plain):
-            args = sample(device, kind, cut, far)
+        for f, real in ((fused, kind), (plain, torch.float32)):
+            args = sample(device, kind, real, cut, far)
             o = f(*args)
             (o.float() * torch.randn(o.shape, generator=torch.Generator().manual_seed(4)).to(device)).sum().backward()
             got.append([o.detach()] + [a.grad for a in args if isinstance(a, torch.Tensor) and a.requires_grad])
         good &= all(close(a, b, limit) for a, b in zip(*got))
-    q, _, _, entries, _, _, _ = sample(device, kind, False, True, t=100, c=90)
+    q, _, _, entries, _, _, _ = sample(device, kind, kind, False, True, t=100, c=90)
     args = q.detach(), torch.randn(2, 100, 4, generator=torch.Generator().manual_seed(5)).to(device), entries.detach()
     visible = (torch.arange(100, device=device) + 1) // 2
     a, b = (f(*args, visible).nan_to_num(neginf=-9) for f in (fused_scores, plain_scores))

@@ -44,7 +44,7 @@ PACKAGES = {
 DOC_BYTES = 60_000          # longer files are cut here
 HELD_OUT = 60               # one document of so many
 KINDS = ("text", "agent", "needle", "copy", "count")
-SHARES = {512: (.40, .10, .22, .24, .04), 1 << 30: (.56, .16, .14, .10, .04)}     # of sequences up to a length
+SHARES = {512: (.40, .10, .22, .24, .04), 1 << 30: (.52, .14, .16, .14, .04)}     # of sequences up to a length
 ANSWER = {"needle": 8., "copy": 4.}     # weights of these answers' losses, and of no other token's
 
 

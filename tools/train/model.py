@@ -210,6 +210,8 @@ def fp4_keys(x):
 
 FUSED = ("rms_norm", "hc_scale", "hc_unproject", "hc_coefficients", "hc_expand", "hc_collapse", "hc_collapse_norm",
          "rotate", "swiglu", "gather_sum", "engram_gate", "fp8_rows", "fp4_entries", "fp4_keys")
+VALUES = ("hc_scale", "hc_unproject", "rotate", "gather_sum", "fp8_rows", "fp4_entries", "fp4_keys")
+# VALUES: called for their values alone, their gradients are written below or those of the identity
 
 
 class _Project(torch.autograd.Function):
@@ -275,15 +277,33 @@ def grouped(rows, weights, ends):
     """rows [N, in], sorted by expert, times weights [experts, out, in]; ends: where each expert's rows end."""
     if rows.dtype == torch.bfloat16:
         return F.grouped_mm(rows, weights.mT, offs=ends)
+    return each_group(rows, weights, ends)
+
+
+def each_group(rows, weights, ends):
+    """`grouped`, one expert after the other."""
     parts = rows.tensor_split(ends[:-1].long().cpu())
     return torch.cat([part @ w.T for part, w in zip(parts, weights)])
 
 
+def grouped_agrees(device, kind, limit):
+    """Whether `grouped` gives what `each_group` gives, gradients too, with experts that have no rows."""
+    g, got = torch.Generator().manual_seed(1), []
+    rows, weights, grad = (torch.randn(s, generator=g).to(device, kind) for s in ((300, 64), (5, 96, 64), (300, 96)))
+    ends = torch.tensor([0, 37, 37, 290, 300], dtype=torch.int32, device=device)
+    for f in (grouped, each_group):
+        leaves = [t.clone().requires_grad_() for t in (rows, weights)]
+        y = f(*leaves, ends)
+        got.append([y.detach(), *torch.autograd.grad(y, leaves, grad)])
+    return all(attention.close(a, b, limit) for a, b in zip(*got))
+
+
 def compiled(f):
     """f compiled; its rows may be of any number, other sizes are compiled anew."""
-    fast = torch.compile(f, dynamic=False)
+    fast, values = torch.compile(f, dynamic=False), f.__name__ in VALUES
 
     def call(*args):
+        args = [a.detach() if values and isinstance(a, torch.Tensor) else a for a in args]
         for a in args:
             if isinstance(a, torch.Tensor) and a.dim() > 1 and a.shape[0] > 64:
                 torch._dynamo.maybe_mark_dynamic(a, 0)
@@ -316,7 +336,13 @@ class Model:
         self.token_map = torch.as_tensor(np.asarray(token_map), dtype=torch.int64, device=device)
         self.w, self.ready, self.full, self.turns = {}, {}, {}, {}
         self.f = self.plain = {name: globals()[name] for name in FUSED}
-        self.sinkhorn, self.sparse, self.index_scores = sinkhorn.plain, attention.plain, attention.plain_scores
+        self.use_kernels(False)
+
+    def use_kernels(self, on):
+        """Triton kernels in the place of plain PyTorch."""
+        self.sinkhorn = sinkhorn.fused if on else sinkhorn.plain
+        self.sparse, self.index_scores = (attention.fused, attention.fused_scores) if on else \
+            (attention.plain, attention.plain_scores)
 
     def fuse(self):
         """Compiles the functions of one row. What cannot be compiled later runs as it is."""
@@ -395,7 +421,9 @@ class Model:
 
     def remember(self, f, *args):
         """f(*args), forgotten and computed again in the backward pass when memory is short."""
-        return checkpoint(f, *args, use_reentrant=False) if self.save_memory and torch.is_grad_enabled() else f(*args)
+        if not self.save_memory or not torch.is_grad_enabled():
+            return f(*args)
+        return checkpoint(f, *args, use_reentrant=False, preserve_rng_state=False)
 
     def angles(self, layer, pos):
         """cos and sin [positions, pairs] of a layer (backbone, then stages)."""
@@ -617,10 +645,11 @@ class Model:
     # --- whole passes -------------------------------------------------------------------------------------------------
 
     def embed(self, ids):
-        """Streams [..., n, D] and the one-hot pre [..., n]."""
+        """Streams [..., n, D] and the one-hot pre [..., n], of which gradients are wanted as of any other."""
         e = F.embedding(ids, self.weight("embed"))
         pre = torch.zeros(*ids.shape, self.c.hc_mult, dtype=self.real, device=e.device)
         pre[..., 0] = 1
+        pre.requires_grad_(torch.is_grad_enabled())
         return e[..., None, :].expand(*ids.shape, self.c.hc_mult, -1).contiguous(), pre
 
     def forward(self, ids, lo=None, rows=None):
@@ -658,7 +687,7 @@ class Model:
         block = torch.full((b, len(at), size), c.dspark_noise_token_id, device=ids.device)
         block[..., 0] = ids[:, at + 1]
         h, pre = self.embed(block)
-        h = h.detach()
+        h = h.detach().requires_grad_(torch.is_grad_enabled())
         pos = at[:, None] + 1 + torch.arange(size, device=at.device)
         ring_at = at[:, None] - torch.arange(w, device=at.device)
         seen = F.pad(ring_at >= 0, (0, size), value=True)

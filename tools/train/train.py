@@ -209,9 +209,9 @@ def losses(m, batch):
 
 
 @torch.no_grad()
-def held_out(m, documents, length, tokens=65536):
-    """Bits per byte of held-out text, sequences of `length`. Nothing is compiled for it."""
-    total, rows, fused, m.f = 0., max(1, 8192 // length), m.f, m.plain
+def held_out(m, documents, length, tokens):
+    """Bits per byte of about `tokens` of held-out text, sequences of `length`. Nothing is compiled for it."""
+    total, rows, fused, m.f = 0., max(1, tokens // 8 // length), m.f, m.plain
     batches = max(1, tokens // (rows * length))
     for k in range(batches):
         made = [data.tokens(data.text_parts(data.np.random.default_rng([7, k, r]), documents, length))[0][:length + 1]
@@ -258,7 +258,7 @@ class Step:
         self.graph = self.result = None
 
     def whole(self):
-        """Losses, gradients, and the step -> numbers to log, tokens per expert, norm, whether it was taken."""
+        """Losses, gradients, and the step -> numbers to log, whether it was taken."""
         total, note, counts = losses(self.m, self.batch)
         grads = torch.autograd.grad(total, self.run.optimiser.weights, allow_unused=True)
         norm, live = self.run.optimiser.step(grads, self.dial)
@@ -267,35 +267,43 @@ class Step:
         return {**note, "norm": norm, "busiest": load}, live
 
     def rehearse(self, record, pool):
-        """Runs without changing anything; then records, when it shall."""
+        """Runs without changing anything; then records, when it shall. -> milliseconds of a further run."""
         side = torch.cuda.Stream() if record else None
         if record:
             side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side) if record else contextlib.nullcontext():
-            for _ in range(2 if record else 1):
-                self.result = self.whole()
-        if not record:
-            return
-        torch.cuda.synchronize()
-        self.result = None
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
             self.result = self.whole()
-        graph.replay()                              # what cannot be replayed shows now
-        torch.cuda.synchronize()
-        if not math.isfinite(float(self.result[0]["loss"])):
-            raise RuntimeError("a replayed step gave no finite loss")
-        self.graph = graph
+        if record:
+            torch.cuda.synchronize()
+            self.result, graph = None, torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+                self.result = self.whole()
+            self.graph = graph
+            self.run_once()
+        if not math.isfinite(self.loss()):
+            raise RuntimeError("a rehearsed step gave no finite loss")
+        begun = time.monotonic()
+        self.run_once()
+        self.loss()
+        return 1000 * (time.monotonic() - begun)
 
-    def take(self, batch, dial):
-        """One step with a batch; a device tensor that later steps overwrite is all that comes back."""
-        cuda = self.run.a.device == "cuda"
-        for name, value in [*batch.items(), ("", dial)]:
-            (self.batch[name] if name else self.dial).copy_(value.pin_memory() if cuda else value, non_blocking=cuda)
+    def loss(self):
+        """Of the last run, for whose end it waits."""
+        return float(self.result[0]["loss"])
+
+    def run_once(self):
+        """With what stands in `batch` and `dial`."""
         if self.graph:
             self.graph.replay()
         else:
             self.result = self.whole()
+
+    def take(self, batch, dial):
+        """One step with a batch -> what `whole` gives, in tensors that the next step may overwrite."""
+        cuda = self.run.a.device == "cuda"
+        for name, value in [*batch.items(), ("", dial)]:
+            (self.batch[name] if name else self.dial).copy_(value.pin_memory() if cuda else value, non_blocking=cuda)
+        self.run_once()
         return self.result
 
 
@@ -308,9 +316,9 @@ class Run:
         self.m = architecture.Model(architecture.Shape(a.shape), data.token_map(), a.device, a.mode)
         self.m.initialise(a.seed)
         self.optimiser, self.step, self.before, self.begun = Optimiser(self.m), 0, 0., None
-        self.lengths, self.evaluated = [(p, min(l, a.longest)) for p, l in LENGTHS], min(2048, a.longest)
+        self.lengths = [(p, min(l, a.longest)) for p, l in LENGTHS]
         self.batches = Batches(self.corpus.train, a.seed, a.tokens, self.m.c.dspark_block_size, a.clip)
-        self.steps, self.pool, self.graphs = {}, None, a.fuse and a.device == "cuda"
+        self.steps, self.uses, self.pool = {}, [], None
         os.makedirs(a.out, exist_ok=True)
         if a.resume:
             self.resume()
@@ -360,68 +368,88 @@ class Run:
     def rehearse(self, length):
         """A length once without a step, and its recording: what does not fit or run shows here, not in a step.
 
-        When memory runs out, this and all later passes are computed twice, to need less. What cannot be recorded runs
-        kernel by kernel.
+        When memory runs out, this and all later passes are computed twice, to need less. When something else fails,
+        the steps are not recorded, then nothing is compiled, then no kernel is used.
         """
-        begun, error = time.monotonic(), None
+        begun = time.monotonic()
         while True:
+            self.steps.pop(length, None)
             try:
                 self.steps[length] = Step(self, self.batches[0, length][1])
-                self.steps[length].rehearse(self.graphs, self.pool)
+                ms = self.steps[length].rehearse("recorded" in self.uses, self.pool)
                 break
             except torch.cuda.OutOfMemoryError:
                 if self.m.save_memory:
                     raise
                 self.m.save_memory = True
-            except Exception as e:
-                if not self.graphs:
+            except Exception as error:
+                if not self.uses:
                     raise
-                self.graphs, error = False, f"{type(e).__name__}: {str(e)[:300]}"
+                self.give_up(self.uses[-1], error)
             self.steps.clear()
             torch.cuda.empty_cache()
-        self.write(rehearsed=length, took=round(time.monotonic() - begun, 1), recorded=self.graphs,
-                   save_memory=self.m.save_memory, **({"not_recorded": error} if error else {}),
+        self.write(rehearsed=length, took=round(time.monotonic() - begun, 1), step_ms=round(ms, 1), uses=self.uses,
+                   save_memory=self.m.save_memory,
                    gpu_gib=round(torch.cuda.max_memory_reserved() / 2 ** 30, 1) if self.a.device == "cuda" else 0)
 
-    def works(self, what, check):
-        """Whether a kernel can be used here."""
-        try:
-            good = self.a.fuse and self.a.device == "cuda" and check()
-            return good
-        except Exception as error:
-            self.write(**{what: f"plain: {type(error).__name__}: {str(error)[:300]}"})
-            return False
+    def give_up(self, what, error):
+        """Goes on without one of `uses`."""
+        self.write(gives_up=what, error=f"{type(error).__name__}: {str(error)[:400]}")
+        self.uses.remove(what)
+        if what == "kernels":
+            self.m.use_kernels(False)
+        if what == "compiled":
+            self.m.f = self.m.plain
 
     def fuse(self):
-        """Takes the kernels and compiled functions that give here what plain PyTorch gives."""
-        kind = {"bf16": torch.bfloat16, "f32": torch.float32}[self.a.mode]
-        limit = {"bf16": 2e-2, "f32": 1e-4}[self.a.mode]
-        rounds = self.works("sinkhorn", lambda: sinkhorn.agrees("cuda"))
-        sparse = self.works("attention", lambda: attention.agrees("cuda", kind, limit))
-        if rounds:
-            self.m.sinkhorn = sinkhorn.fused
-        if sparse:
-            self.m.sparse, self.m.index_scores = attention.fused, attention.fused_scores
-        if self.a.fuse:
+        """Takes the kernels and compiled functions, if they give here what plain PyTorch gives."""
+        kind, limit = (torch.bfloat16, 2e-2) if self.a.mode == "bf16" else (torch.float32, 1e-3)
+        self.uses = ["kernels", "compiled", "recorded"]
+        try:
+            wrong = [name for name, good in (("sinkhorn", sinkhorn.agrees("cuda")),
+                                             ("attention", attention.agrees("cuda", kind, limit)),
+                                             ("experts", architecture.grouped_agrees("cuda", kind, limit))) if not good]
+            if wrong:
+                raise RuntimeError(f"other results: {', '.join(wrong)}")
+            self.m.use_kernels(True)
+        except Exception as error:
+            self.give_up("kernels", error)
+        try:
             self.m.fuse()
-        wrong = self.m.unlike() if self.a.fuse else []
-        for name in wrong:
-            self.m.f[name] = self.m.plain[name]
-        self.write(fused_sinkhorn=rounds, fused_attention=sparse, fused_rows=self.m.f is not self.m.plain,
-                   **({"compiled_wrongly": wrong} if wrong else {}))
+            if self.m.unlike():
+                raise RuntimeError(f"other results: {', '.join(self.m.unlike())}")
+        except Exception as error:
+            self.give_up("compiled", error)
+        self.pool = torch.cuda.graph_pool_handle()
+        self.write(uses=self.uses)
 
     def prepare(self):
-        """Kernels and the first length, and the last: the one that needs most. Others come when they are due."""
+        """Kernels, the length that needs most, and the first one. Others are rehearsed when they are due."""
         if not quant.agrees(self.a.device):
             raise SystemExit(f"number formats come out differently on {self.a.device}: training there would be wrong")
-        self.fuse()
-        if self.graphs:
-            self.pool = torch.cuda.graph_pool_handle()
-        for length in sorted({self.lengths[-1][1], self.length()}, reverse=True):
+        if self.a.fuse and self.a.device == "cuda":
+            self.fuse()
+        for length in (max(l for _, l in self.lengths), self.length()):
             if length not in self.steps:
                 self.rehearse(length)
+        if self.a.profile:
+            self.profile()
         if self.begun is None:
             self.begun = self.spent()
+
+    def profile(self):
+        """Kernels of two steps of the first length, by their time, in profile.txt. Changes nothing."""
+        step = self.steps[self.length()]
+        with torch.profiler.profile() as p:
+            for _ in range(2):
+                step.run_once()
+            step.loss()
+        with open(os.path.join(self.a.out, "profile.txt"), "w") as f:
+            f.write(p.key_averages().table(sort_by="self_device_time_total", row_limit=80, max_name_column_width=90))
+
+    def evaluate(self, length, **more):
+        bits = held_out(self.m, self.corpus.held, length, 2 * self.a.tokens)
+        self.write(held_out_bpb=round(bits, 4), held_out_length=length, **more)
 
     def keys(self):
         """(step, length) as they will be asked for; a loader runs a few ahead."""
@@ -458,11 +486,11 @@ class Run:
                            tokens_s=round(seen / (time.monotonic() - told)), **numbers)
                 told, seen = time.monotonic(), 0
             if time.monotonic() - saved > 60 * self.a.export_minutes:
-                self.write(held_out_bpb=round(held_out(self.m, self.corpus.held, self.evaluated), 4))
+                self.evaluate(min(2048, self.a.longest))
                 self.save()
                 saved = told = time.monotonic()
                 seen = 0
-        self.write(held_out_bpb=round(held_out(self.m, self.corpus.held, self.a.longest), 4), done=True)
+        self.evaluate(self.a.longest, done=True)
         self.save()
 
 
@@ -481,10 +509,11 @@ def main():
     a.add_argument("--longest", type=int, default=8192)
     a.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     a.add_argument("--mode", default="bf16", choices=("bf16", "f32"))
-    a.add_argument("--fuse", action="store_true", help="kernels, compiled functions and recorded steps, where they work")
+    a.add_argument("--fuse", action="store_true", help="kernels, compiled functions, recorded steps where they work")
     a.add_argument("--workers", type=int, default=8, help="processes that make batches")
     a.add_argument("--tell", type=float, default=10, help="seconds between lines of the log")
     a.add_argument("--export-minutes", type=float, default=7)
+    a.add_argument("--profile", action="store_true", help="first, two steps' kernels into profile.txt")
     a.add_argument("--resume", action="store_true")
     a = a.parse_args()
     torch.backends.cuda.matmul.allow_tf32 = True
