@@ -235,7 +235,7 @@ def trained(directory, cedar):
         grads = torch.autograd.grad(total, optimiser.weights, allow_unused=True)
         dial = optimiser.dial(.2, live=step > 0)
         train.balance(m, counts, dial[4] * optimiser.step(grads, dial)[1])
-        if step == 0:
+        if step == 0:       # of zero momenta; below come others
             still = [n for n, w in m.w.items() for k, other in enumerate(optimiser.weights)
                      if w is other and (grads[k] is None or not grads[k].any())]
             holds("training: a rehearsed step changes nothing", all(torch.equal(w, before[n]) for n, w in m.w.items())
@@ -243,10 +243,12 @@ def trained(directory, cedar):
         plain.append(float(note["loss"]))
     poisoned = [g.clone() for g in grads]
     poisoned[0].fill_(math.inf)
-    before = {n: w.detach().clone() for n, w in m.w.items()}
+    all_of = lambda: [*m.w.values(), *(t for b in optimiser.banks for t in b.state)]
+    before = [t.detach().clone() for t in all_of()]
     optimiser.step(poisoned, dial)
-    holds("training: a step without finite gradients changes nothing",
-          all(torch.equal(w, before[n]) for n, w in m.w.items()))
+    optimiser.step(grads, optimiser.dial(.2, live=False))
+    holds("training: steps without finite gradients, and rehearsed ones, change nothing",
+          all(torch.equal(*p) for p in zip(all_of(), before)))
     holds("training: every weight has a gradient", not still, ", ".join(still[:5]))
     holds("training: the loss falls", plain[-1] < plain[0] - .3, f"{plain[0]:.2f} to {plain[-1]:.2f}")
     out = os.path.join(directory, "model")

@@ -15,6 +15,7 @@ import shutil
 import time
 
 import torch
+import torch._dynamo
 import torch.nn.functional as F
 from torch.utils.data import DataLoader, Dataset
 
@@ -388,8 +389,9 @@ class Run:
                 self.give_up(self.uses[-1], error)
             self.steps.clear()
             torch.cuda.empty_cache()
+        frames = torch._dynamo.utils.counters["frames"]
         self.write(rehearsed=length, took=round(time.monotonic() - begun, 1), step_ms=round(ms, 1), uses=self.uses,
-                   save_memory=self.m.save_memory,
+                   compiled=f"{frames['ok']} of {frames['total']}", save_memory=self.m.save_memory,
                    gpu_gib=round(torch.cuda.max_memory_reserved() / 2 ** 30, 1) if self.a.device == "cuda" else 0)
 
     def give_up(self, what, error):
