@@ -252,13 +252,16 @@ def close(a, b, limit):
     return float((a.double() - b.double()).norm() / b.double().norm()) <= limit
 
 
-def agrees(device, kind, limit):
-    """Whether the kernels in `kind` give what plain PyTorch gives in float32, gradients too, within a part `limit`."""
+def agrees(device, kind, limit, **shape):
+    """Whether the kernels in `kind` give what plain PyTorch gives in float32, gradients too, within a part `limit`.
+
+    shape: of `sample`.
+    """
     good = True
     for cut, far in ((False, False), (True, True), (False, True)):
         got = []
         for f, real in ((fused, kind), (plain, torch.float32)):
-            args = sample(device, kind, real, cut, far)
+            args = sample(device, kind, real, cut, far, **shape)
             o = f(*args)
             (o.float() * torch.randn(o.shape, generator=torch.Generator().manual_seed(4)).to(device)).sum().backward()
             got.append([o.detach()] + [a.grad for a in args if isinstance(a, torch.Tensor) and a.requires_grad])
