@@ -132,6 +132,7 @@ uint64_t cedar_slice_scale_bytes(const cedar_tensor_info *t, const cedar_slice *
 /* Rows [row, row + rows) of bytes [at, at + width) out of rows of `pitch` bytes. */
 static void copy_block(const uint8_t *from, int64_t pitch, int64_t row, int64_t rows, int64_t at, int64_t width,
                        uint8_t *to) {
+    if (width == 0) return;     /* a share may be empty, and then there is no place either */
     for (int64_t r = 0; r < rows; r++) memcpy(to + r * width, from + (row + r) * pitch + at, (size_t)width);
 }
 
