@@ -124,7 +124,7 @@ help:
 #: make setup        only install what is missing (CEDAR_NO_INSTALL=1: only say it)
 #: make clean        remove build/ and ./cedar
 #: Variables: CC=gcc|clang, CONFIG=release|debug|asan|tsan, CFLAGS, CUDA=0, CUDA_HOME, CUDA_ARCH, V=1 (show commands).
-#: GPU_SUITES: some of operators, same_bits, plans, golden for test-gpu.
+#: GPU_SUITES: some of operators, ranks, same_bits, plans, golden for test-gpu.
 
 # --- set-up: the flags above were read before anything was installed, so each target starts make anew ----------------
 need:
@@ -177,6 +177,10 @@ $(BUILD)/base/version.o: CFLAGS_ALL += -include $(BUILD)/build_info.h
 $(BUILD)/build_info.h: FORCE
 	@mkdir -p $(@D)
 	@tools/build_info.sh $@ '$(CC)' '$(OPT) -ffp-contract=off $(CFLAGS)$(if $(USE_CUDA), nvcc $(CUDA_ARCH))'
+
+# Loops that choose between values without a branch become vectors only where no exception traps (audit/softmax.c);
+# no value depends on it. clang's default.
+$(BUILD)/audit/softmax.o: CFLAGS_ALL += -fno-trapping-math
 
 # Chart.js, embedded in the report: the file as it is packaged by Debian.
 CHARTJS := /usr/share/javascript/chart.js/chart.min.js

@@ -6,6 +6,7 @@
 #include "engine/engine.h"
 #include "engine/layout.h"
 #include "engine/model_int.h"
+#include "engine/ranks.h"
 #include "engine/tape.h"
 
 /* A sequence as the bookkeeping knows it; read-only to backends. */
@@ -22,10 +23,13 @@ typedef struct cedar_seq_state {
 typedef struct cedar_backend {
     const char *name;
     bool makes_weights;         /* can fill a seeded model's weights itself */
-    /* Working memory of an engine with these options, without pool, sequences and weights. */
+    /* Working memory of an engine with these options, without pool, sequences and weights. With o->gpus > 1: of one
+     * rank whose shape is c. */
     uint64_t (*workspace_bytes)(const cedar_config *c, const cedar_engine_opts *o);
-    cedar_status (*open)(const cedar_model *m, const cedar_engine_opts *o, const cedar_layout *l, void **self,
-                         cedar_err *err);
+    /* rank NULL: alone. Otherwise m, o and l are those of the whole engine, and the backend takes its share of the
+     * weights, and its pages of the pool, from rank->shard. */
+    cedar_status (*open)(const cedar_model *m, const cedar_engine_opts *o, const cedar_layout *l,
+                         const cedar_rank *rank, void **self, cedar_err *err);
     void (*close)(void *self);
     void (*seq_reset)(void *self, int32_t seq);                                 /* rings and open groups become NaN */
     void (*page_copy)(void *self, int32_t to, int32_t from);
@@ -47,9 +51,11 @@ typedef struct cedar_backend {
 
 const cedar_backend *cedar_backend_find(const char *name);  /* NULL when this build has none of that name */
 extern const cedar_backend cedar_backend_cpu, cedar_backend_none;
+extern const cedar_backend cedar_backend_group;    /* opts.gpus instances of the backend that opts names */
 #ifdef CEDAR_HAVE_CUDA
 extern const cedar_backend cedar_backend_cuda;
 bool cedar_cuda_present(void);                              /* a GPU that can be used */
+int cedar_cuda_devices(void);                               /* how many of them; 0 = none */
 void cedar_cuda_device_name(char out[CEDAR_DEVICE_BYTES]);  /* of the GPU that engines use; "" when unknown */
 #endif
 

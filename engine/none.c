@@ -12,8 +12,9 @@ static uint64_t none_workspace_bytes(const cedar_config *c, const cedar_engine_o
     return 0;
 }
 
-static cedar_status none_open(const cedar_model *m, const cedar_engine_opts *o, const cedar_layout *l, void **self,
-                              cedar_err *err) {
+static cedar_status none_open(const cedar_model *m, const cedar_engine_opts *o, const cedar_layout *l,
+                              const cedar_rank *rank, void **self, cedar_err *err) {
+    (void)rank;
     (void)m;
     (void)o;
     (void)l;

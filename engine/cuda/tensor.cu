@@ -122,7 +122,7 @@ template <class Weights, int WIDTH> static void launch_many(dim3 grid, const sou
     typedef stage<Weights, WIDTH> stage;
     unsigned threads = 32 * MANY_WARPS, shared = stage::COUNT * stage::BYTES;
     CUtensorMap map;
-    if (rows_map(src, grid, WIDTH, &map))
+    if (!s.apart && rows_map(src, grid, WIDTH, &map))
         launch_together<Weights, WIDTH>(grid, threads, shared, src, map, s.stream);
     else many_kernel<Weights, WIDTH><<<grid, threads, shared, s.stream>>>(src);
 }

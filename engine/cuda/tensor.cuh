@@ -16,7 +16,7 @@
 #ifndef CEDAR_ENGINE_CUDA_TENSOR_CUH
 #define CEDAR_ENGINE_CUDA_TENSOR_CUH
 
-#include "engine/cuda/ops.cuh"
+#include "engine/cuda/peers.cuh"
 
 enum { SEGMENTS = 8, K_BLOCK = 128 };
 
@@ -33,7 +33,7 @@ static __host__ __device__ inline int64_t padded(int64_t k_count) {
     return (k_count + K_BLOCK - 1) / K_BLOCK * K_BLOCK;
 }
 
-/* Once per process, before the first launch. */
+/* Once per device, before the first launch. */
 cudaError_t tensor_prepare(void);
 
 /* Largest scale byte of a weight of a kind that decoding can hold (pairs.cuh). */
@@ -118,6 +118,18 @@ void tensor_act(const dev_moe &m, int first, int count, uint32_t rows, bool wove
  * from the first of them on. */
 void tensor_expand_experts(const dev &d, uint32_t first, uint32_t n, const dev_moe &m, chain s);
 
+/* Only the sum, rounded: out [n, width]. */
+void tensor_sum_experts(const dev_moe &m, uint32_t n, int width, uint16_t *out, cudaStream_t s);
+/* Streams expanded with one output a row, y [place, hidden] in bf16. */
+void tensor_expand(const dev &d, uint32_t n, const uint16_t *y, cudaStream_t s);
+
+/* A block's end with several ranks in one launch: the sum of the ranks' parts (as peers_sum), expanded into the
+ * streams (as tensor_expand), and the next block's input (as tensor_collapse), with the same bits. */
+bool tensor_site_can(const dev &d, const peers &p, uint32_t n);
+void tensor_site(const dev &d, const peers &p, const uint16_t *part, uint32_t n, const collapse_into &next, chain s);
+void tensor_site_experts(const dev &d, const peers &p, const dev_moe &m, uint32_t n, const collapse_into &next,
+                         chain s);
+
 /* FP4 experts over the tiles, `lists` (1 or 2) lists of weights list_step apart with results y and, in the same form,
  * y_second: the row of y is the pair, that of x is its place in t.pairs (t.sorted), or else the pair (source_div 1) or
  * pair / source_div. */
@@ -160,9 +172,11 @@ enum { ROW_KEYS_MAX = 640 };        /* logits of a row in the layout of tensor_a
 void tensor_keys(const dev &d, uint32_t first, uint32_t n, int layer, int part, int lo_kind, const attention_work &w,
                  cudaStream_t s);
 
-/* The same for whole rows, if the shape is that of the real model: q as wq_b left it, in bf16, which is rotated on
- * the way; out packed [place, groups of heads, heads_per_group * head_dim], rotated back: what wo_a reads. */
+/* The same for whole rows, if the shape is that of the real model, or a rank's share of its heads: q as wq_b left it,
+ * in bf16, which is rotated on the way; out packed [place, groups of heads, heads_per_group * head_dim], rotated back:
+ * what wo_a reads. */
 bool tensor_attention_rows_can(const dev &d, const cedar_layout &l, const attention_work &w);
+int tensor_attention_rows_heads(void);      /* w.logits has room for so many, whatever d.heads is */
 cudaError_t tensor_attention_prepare(void);
 void tensor_attention_rows(const dev &d, uint32_t first, uint32_t n, int table_kind, const uint16_t *q,
                            const dev_weight &sink, int heads_per_group, const attention_work &w, bool woven,

@@ -1,5 +1,5 @@
 /* Row kernels around the linear layers on tensor cores: they leave their results packed (tensor.cuh). */
-#include "engine/cuda/pairs.cuh"
+#include "engine/cuda/exchange.cuh"
 #include "engine/cuda/tensor.cuh"
 
 static unsigned ceil_div(int64_t a, int64_t b) { return (unsigned)((a + b - 1) / b); }
@@ -334,6 +334,132 @@ static __global__ void __launch_bounds__(EXPAND_THREADS)
     normed{ d.hidden, woven, plain ? plain + at : NULL, quantised ? quantised + at : NULL }.put(v, k, r, g);
 }
 
+/* Streams expanded with one output a row, bf16 by place. */
+static __global__ void __launch_bounds__(256) expand_rows_kernel(dev d, const uint16_t *y_in) {
+    allow_launch();
+    int quads = d.hidden / 4, k = blockIdx.y * 256 + threadIdx.x;
+    if (k >= quads) return;
+    uint2 v = ((const uint2 *)y_in)[(uint64_t)blockIdx.x * quads + k];
+    float y[4] = { __uint_as_float(v.x << 16), __uint_as_float(v.x & 0xffff0000u), __uint_as_float(v.y << 16),
+                   __uint_as_float(v.y & 0xffff0000u) };
+    expand_quad<bf16>(d, d.active[blockIdx.x], k, y);
+}
+
+static __global__ void __launch_bounds__(256) pairs_kernel(experts_part part, uint32_t units, uint4 *out) {
+    uint32_t u = blockIdx.x * 256 + threadIdx.x;
+    if (u < units) out[u] = part(u);
+}
+
+/* --- end of a block with several ranks ---------------------------------------------------------------------------- */
+
+/* What expanding eight channels of a row needs besides the output. */
+struct site_row {
+    uint4 old[NORM_CHUNKS][STREAMS];
+    float post[STREAMS], comb[STREAMS][STREAMS], pre[STREAMS];
+
+    __device__ __forceinline__ site_row(const dev &d, uint32_t row, const float *pre_in) {
+#pragma unroll
+        for (int i = 0; i < NORM_CHUNKS; i++)
+#pragma unroll
+            for (int n = 0; n < STREAMS; n++)
+                if (chunk(i) < d.hidden)
+                    old[i][n] = *(const uint4 *)((const uint16_t *)d.h +
+                                                 ((uint64_t)row * STREAMS + n) * d.hidden + chunk(i));
+#pragma unroll
+        for (int n = 0; n < STREAMS; n++) {
+            post[n] = ((const float *)d.post)[(uint64_t)row * STREAMS + n];
+            pre[n] = pre_in[(uint64_t)row * STREAMS + n];
+#pragma unroll
+            for (int m = 0; m < STREAMS; m++)
+                comb[n][m] = ((const float *)d.comb)[((uint64_t)row * STREAMS + n) * STREAMS + m];
+        }
+    }
+
+    /* The sums of expand_quad, then those of collapse_kernel: v becomes the next input's channels. */
+    __device__ __forceinline__ void step(const dev &d, uint32_t row, int i, const float y[8], float v[8]) const {
+        float x[STREAMS][8];
+#pragma unroll
+        for (int n = 0; n < STREAMS; n++) unpack8(old[i][n], x[n]);
+#pragma unroll
+        for (int to = 0; to < STREAMS; to++) {
+            float out[8];
+#pragma unroll
+            for (int j = 0; j < 8; j++) {
+                float sum = 0;
+#pragma unroll
+                for (int from = 0; from < STREAMS; from++) sum += comb[from][to] * x[from][j];
+                out[j] = rounded(post[to] * y[j] + sum);
+                v[j] += pre[to] * out[j];
+            }
+            *(uint4 *)((uint16_t *)d.h + ((uint64_t)row * STREAMS + to) * d.hidden + chunk(i)) =
+                bf16_words::give(out);
+        }
+#pragma unroll
+        for (int j = 0; j < 8; j++) v[j] = rounded(v[j]);
+    }
+};
+
+/* Sum over the ranks as peers_sum in one step, expand_rows_kernel and collapse_kernel: a row a block. */
+template <class Part>
+static __global__ void __launch_bounds__(NORM_THREADS)
+    site_kernel(const __grid_constant__ dev d, const __grid_constant__ peers p, Part part, uint32_t n,
+                const __grid_constant__ collapse_into next) {
+    gain_part gain(next.gain, d.hidden);
+    await_launch();
+    if (p.early) allow_launch();
+    exchange x(p);
+    uint32_t units = (uint32_t)d.hidden / 8;
+    for (uint32_t i = blockIdx.x; i < n; i += gridDim.x) {
+        uint32_t row = d.active[i], at[NORM_CHUNKS];
+        uint4 mine[NORM_CHUNKS];
+        bool there[NORM_CHUNKS];
+        float y[NORM_CHUNKS][8], v[NORM_CHUNKS][8] = {};
+#pragma unroll
+        for (int c = 0; c < NORM_CHUNKS; c++) {
+            there[c] = chunk(c) < d.hidden;
+            at[c] = i * units + (uint32_t)chunk(c) / 8;
+            if (!there[c]) continue;
+            mine[c] = bf16_words::full(part(at[c]));
+            x.send(p, (uint32_t)p.rank * n * units + at[c], mine[c]);
+        }
+        const site_row site(d, row, (const float *)next.pre);
+        x.add<bf16_words, NORM_CHUNKS>(p, mine, at, there, n * units, y);
+#pragma unroll
+        for (int c = 0; c < NORM_CHUNKS; c++) {
+            if (!there[c]) continue;
+#pragma unroll
+            for (int j = 0; j < 8; j++) y[c][j] = rounded(y[c][j]);
+            site.step(d, row, c, y[c], v[c]);
+        }
+        uint64_t to = (next.indexed ? row : i) * (uint64_t)padded(d.hidden);
+        norm_row(v, gain, d.norm_eps,
+                 normed{ d.hidden, next.woven, next.plain ? next.plain + to : NULL,
+                         next.quantised ? next.quantised + to : NULL });
+    }
+    x.done(p);
+}
+
+template <class Part>
+static void launch_site(const dev &d, const peers &p, const Part &part, uint32_t n, const collapse_into &next,
+                        chain s) {
+    unsigned blocks = n < (uint32_t)p.blocks ? n : (unsigned)p.blocks;
+    launch_chained(site_kernel<Part>, blocks, NORM_THREADS, 0, s, d, p, part, n, next);
+}
+
+bool tensor_site_can(const dev &d, const peers &p, uint32_t n) {
+    return d.hc == STREAMS && d.hidden % 8 == 0 && d.hidden <= NORM_WIDTH_MAX &&
+           (uint64_t)p.ranks * n * d.hidden * 2 <= p.half_bytes;
+}
+
+void tensor_site(const dev &d, const peers &p, const uint16_t *part, uint32_t n, const collapse_into &next, chain s) {
+    launch_site(d, p, stored_part{ (const uint4 *)part }, n, next, s);
+}
+
+void tensor_site_experts(const dev &d, const peers &p, const dev_moe &m, uint32_t n, const collapse_into &next,
+                         chain s) {
+    launch_site(d, p, part_of(m, d.hidden), n, next, s);
+}
+
 /* --- launchers ---------------------------------------------------------------------------------------------------- */
 
 void tensor_pack(const void *x, bool x_bf16, int64_t ldx, const uint32_t *list, uint32_t n, int64_t k_count,
@@ -359,6 +485,15 @@ void tensor_norm(const float *x, int width, uint32_t n, const dev_weight &gain, 
 void tensor_collapse(const dev &d, uint32_t n, const collapse_into &to, chain s) {
     launch_chained(collapse_kernel, n, NORM_THREADS, 0, s, d, (const float *)to.pre, to.gain, to.indexed, to.woven,
                    to.plain, to.quantised);
+}
+
+void tensor_sum_experts(const dev_moe &m, uint32_t n, int width, uint16_t *out, cudaStream_t s) {
+    uint32_t units = n * (uint32_t)width / 8;
+    pairs_kernel<<<ceil_div(units, 256), 256, 0, s>>>(part_of(m, width), units, (uint4 *)out);
+}
+
+void tensor_expand(const dev &d, uint32_t n, const uint16_t *y, cudaStream_t s) {
+    expand_rows_kernel<<<dim3(n, ceil_div(d.hidden / 4, 256)), 256, 0, s>>>(d, y);
 }
 
 void tensor_expand_experts(const dev &d, uint32_t first, uint32_t n, const dev_moe &m, chain s) {

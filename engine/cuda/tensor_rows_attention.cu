@@ -1,4 +1,4 @@
-/* Attention of whole rows: 64 heads of 512 channels, the real model's. */
+/* Attention of whole rows: 64 heads of 512 channels, the real model's, or a rank's share of those heads. */
 #include "engine/cuda/pairs.cuh"
 #include "engine/cuda/tensor.cuh"
 #include "engine/cuda/wgmma.cuh"
@@ -124,7 +124,12 @@ static __device__ __forceinline__ void rotate_pair(float &a, float &b, const flo
     b = rounded(x * si + y * t[0]);
 }
 
+/* Heads of a row: ROW_HEADS, or with SOME d.heads. Those that are not there have queries of zeros, and their outputs go
+ * nowhere; the others have the same bits whatever their number. */
+template <bool SOME> static __device__ __forceinline__ int heads_of(const dev &d) { return SOME ? d.heads : ROW_HEADS; }
+
 /* Queries of the row, rotated, as 8 tiles of 64 heads by 64 channels; eight loads of a thread are under way at once. */
+template <bool SOME>
 static __device__ __forceinline__ void load_queries(const dev &d, const uint16_t *q, const float *table, uint8_t *to) {
     enum { AT_ONCE = 8, EIGHTS = ROW_DIM / 8, STEP = ROW_THREADS / EIGHTS };
     int k = (int)threadIdx.x % EIGHTS * 8, rope_from = ROW_DIM - d.rope;
@@ -135,7 +140,9 @@ static __device__ __forceinline__ void load_queries(const dev &d, const uint16_t
     for (int h0 = (int)threadIdx.x / EIGHTS; h0 < ROW_HEADS; h0 += AT_ONCE * STEP) {
         uint4 x[AT_ONCE];
 #pragma unroll
-        for (int i = 0; i < AT_ONCE; i++) x[i] = __ldg((const uint4 *)(q + (h0 + i * STEP) * ROW_DIM + k));
+        for (int i = 0; i < AT_ONCE; i++)
+            x[i] = !SOME || h0 + i * STEP < d.heads ? __ldg((const uint4 *)(q + (h0 + i * STEP) * ROW_DIM + k))
+                                                     : make_uint4(0, 0, 0, 0);
 #pragma unroll
         for (int i = 0; i < AT_ONCE; i++) {
             int h = h0 + i * STEP;
@@ -191,11 +198,12 @@ static __device__ __forceinline__ void tile_logits(float (&c)[32], const uint8_t
     }
 }
 
-/* s: logits of every second tile from the group's first on. Leaves the probabilities, bf16, as tiles of 64 heads by 64
- * keys, visible to the matrix units, and in part 1 / their unrounded sum with the sink, for the thread's two heads. */
+/* s: logits of every second tile from the group's first on, of `heads` heads. Leaves the probabilities, bf16, as tiles
+ * of 64 heads by 64 keys, visible to the matrix units, and in part 1 / their unrounded sum with the sink, for the
+ * thread's two heads. */
 static __device__ __forceinline__ void probabilities(float (&s)[ROW_TILES / 2][32], int tile_count, row_keys &refs,
-                                                     const float *sink, uint8_t *tiles, const row_thread &me,
-                                                     float part[2]) {
+                                                     const float *sink, int heads, uint8_t *tiles,
+                                                     const row_thread &me, float part[2]) {
     float top[2] = { -1e30f, -1e30f }, sum[2] = { 0, 0 };
 #pragma unroll
     for (int i = 0; i < ROW_TILES / 2; i++)
@@ -236,7 +244,7 @@ static __device__ __forceinline__ void probabilities(float (&s)[ROW_TILES / 2][3
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         int h = me.head + 8 * r;
-        part[r] = 1 / (refs.sum[0][h] + refs.sum[1][h] + expf(sink[h] - top[r]));
+        part[r] = 1 / (refs.sum[0][h] + refs.sum[1][h] + expf(sink[h < heads ? h : 0] - top[r]));
     }
 }
 
@@ -246,6 +254,7 @@ struct row_output {
     const float *table;
     int heads_per_group, rope_from;
     bool woven;
+    int heads;
 };
 
 /* Channels [k0, k0 + CHANNELS) of all heads, from one group, divided by the sum, rotated back, packed. */
@@ -256,7 +265,7 @@ static __device__ __forceinline__ void put_values(float (&o)[CHANNELS / 2], int 
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         int h = me.head + 8 * r;
-        uint16_t *row = to.out + ((uint64_t)place * (ROW_HEADS / to.heads_per_group) + h / to.heads_per_group) * width +
+        uint16_t *row = to.out + ((uint64_t)place * (to.heads / to.heads_per_group) + h / to.heads_per_group) * width +
                         h % to.heads_per_group * ROW_DIM;
 #pragma unroll
         for (int n = 0; n < CHANNELS / 8; n++) {
@@ -268,8 +277,9 @@ static __device__ __forceinline__ void put_values(float (&o)[CHANNELS / 2], int 
              * gives, each has one of the pairs (0,4) (1,5) (2,6) (3,7) of tensor.cuh */
             float other = __shfl_xor_sync(0xffffffffu, me.t < 2 ? b : a, 2);
             uint32_t p = me.t < 2 ? pair_of(a, other) : pair_of(other, b);
-            int pair = 2 * (me.t & 1) + (me.t >> 1);
-            *(uint32_t *)(row + (to.woven ? k / 64 * 64 + k % 16 * 4 + 8 * pair + k % 64 / 16 * 2 : k + 2 * pair)) = p;
+            int pair = 2 * (me.t & 1) + (me.t >> 1),
+                at = to.woven ? k / 64 * 64 + k % 16 * 4 + 8 * pair + k % 64 / 16 * 2 : k + 2 * pair;
+            if (h < to.heads) *(uint32_t *)(row + at) = p;
         }
     }
 }
@@ -321,7 +331,9 @@ static __device__ __forceinline__ const float *rotations(const dev &d, const row
 }
 
 /* A block per row. Tiles of logits move up as they come: unrolled, the kernel would not fit the instruction cache. */
+template <bool SOME>
 static __global__ void __launch_bounds__(ROW_THREADS, 1) row_kernel(dev d, row_work r, attention_work w) {
+    r.to.heads = heads_of<SOME>(d);
     extern __shared__ __align__(1024) uint8_t tiles[];
     row_keys &refs = *(row_keys *)(tiles + ROW_BYTES);
     row_thread me;
@@ -329,7 +341,7 @@ static __global__ void __launch_bounds__(ROW_THREADS, 1) row_kernel(dev d, row_w
     uint8_t *keys = tiles + QUERY_BYTES + me.group * KEYS_BYTES;
     r.to.table = rotations(d, r);
     load_refs(refs, w, count, 0, ROW_TILES * 64);
-    load_queries(d, r.q + (uint64_t)(r.first + blockIdx.x) * ROW_HEADS * ROW_DIM, r.to.table, tiles);
+    load_queries<SOME>(d, r.q + (uint64_t)(r.first + blockIdx.x) * heads_of<SOME>(d) * ROW_DIM, r.to.table, tiles);
     wgmma_publish();
     __syncthreads();
     float s[ROW_TILES / 2][32], part[2];
@@ -351,13 +363,14 @@ static __global__ void __launch_bounds__(ROW_THREADS, 1) row_kernel(dev d, row_w
         }
     }
     __syncthreads();                            /* queries give way */
-    probabilities(s, tile_count, refs, r.sink, tiles, me, part);
+    probabilities(s, tile_count, refs, r.sink, r.to.heads, tiles, me, part);
     row_values<ROW_DIM / 2>(tiles, keys, refs, tile_count, me.group * (ROW_DIM / 2), part, r.to, r.first + blockIdx.x,
                             me);
 }
 
 /* Few rows: first a block per row and two tiles of keys, one a group. All keys are under way at once, while the queries
  * come; a thread's logits of a tile lie together. */
+template <bool SOME>
 static __global__ void __launch_bounds__(ROW_THREADS, 1) tile_kernel(dev d, row_work r, attention_work w) {
     allow_launch();
     enum { UNITS = ROW_DIM / 16 };
@@ -371,8 +384,8 @@ static __global__ void __launch_bounds__(ROW_THREADS, 1) tile_kernel(dev d, row_
     __syncthreads();
     key_round<UNITS, 64 * UNITS / GROUP> of_tile;
     of_tile.load(refs, tile * 64 + n, 0);
-    load_queries(d, r.q + (uint64_t)(r.first + blockIdx.x) * ROW_HEADS * ROW_DIM, rotations(d, r), tiles);
-    of_tile.store_moving<4>(n, keys);
+    load_queries<SOME>(d, r.q + (uint64_t)(r.first + blockIdx.x) * heads_of<SOME>(d) * ROW_DIM, rotations(d, r), tiles);
+    of_tile.template store_moving<4>(n, keys);
     wgmma_publish();
     __syncthreads();
     if (tile * 64 >= count) return;
@@ -386,7 +399,9 @@ static __global__ void __launch_bounds__(ROW_THREADS, 1) tile_kernel(dev d, row_
 /* Then a block per row and slice of channels. Its keys, decoded by half of them a group, do not wait for the logits:
  * tile_kernel, which is launched plainly, began when the list of keys and the caches were complete. */
 enum { SLICE = 64, SLICES = ROW_DIM / SLICE };
+template <bool SOME>
 static __global__ void __launch_bounds__(ROW_THREADS, 1) slice_kernel(dev d, row_work r, attention_work w) {
+    r.to.heads = heads_of<SOME>(d);
     enum { UNITS = SLICE / 16, KEYS = ROW_TILES * 64 / 2 };
     extern __shared__ __align__(1024) uint8_t tiles[];
     row_keys &refs = *(row_keys *)(tiles + ROW_BYTES);
@@ -399,7 +414,7 @@ static __global__ void __launch_bounds__(ROW_THREADS, 1) slice_kernel(dev d, row
     __syncthreads();
     key_round<UNITS, KEYS * UNITS / GROUP> of_group;
     of_group.load(refs, me.group * KEYS + n, k0 / 16);
-    of_group.store_moving<2>(n, keys + me.group * (KEYS / 64 * TILE_BYTES));
+    of_group.template store_moving<2>(n, keys + me.group * (KEYS / 64 * TILE_BYTES));
     await_launch();
     allow_launch();
     float s[ROW_TILES / 2][32], part[2];
@@ -415,7 +430,7 @@ static __global__ void __launch_bounds__(ROW_THREADS, 1) slice_kernel(dev d, row
             s[i][4 * j] = v.x; s[i][4 * j + 1] = v.y; s[i][4 * j + 2] = v.z; s[i][4 * j + 3] = v.w;
         }
     }
-    probabilities(s, tile_count, refs, r.sink, tiles, me, part);    /* publishes the keys, too */
+    probabilities(s, tile_count, refs, r.sink, r.to.heads, tiles, me, part);    /* publishes the keys, too */
     if (me.group) return;
     uint32_t tiles_at = (uint32_t)__cvta_generic_to_shared(tiles), keys_at = (uint32_t)__cvta_generic_to_shared(keys);
     float o[SLICE / 2];
@@ -436,7 +451,8 @@ static_assert(SLICE == 64 && ROW_TILES * TILE_BYTES <= 2 * KEYS_BYTES, "a slice 
 bool tensor_attention_rows_can(const dev &d, const cedar_layout &l, const attention_work &w) {
     bool aligned = l.page_bytes % 8 == 0 && l.ring_row_bytes % 8 == 0 && l.ring_bytes % 8 == 0;
     for (int32_t i = 0; i < l.part_count; i++) aligned = aligned && l.part[i].kv_codes % 8 == 0;
-    return aligned && d.heads == ROW_HEADS && d.head_dim == ROW_DIM && w.keys_max <= ROW_TILES * 64 && d.rope <= 64 &&
+    bool heads = d.heads == ROW_HEADS || (d.ranks > 1 && d.heads < ROW_HEADS);
+    return aligned && heads && d.head_dim == ROW_DIM && w.keys_max <= ROW_TILES * 64 && d.rope <= 64 &&
            d.rope % 8 == 0;
 }
 
@@ -444,10 +460,27 @@ static_assert(ROW_TILES * 64 == ROW_KEYS_MAX, "the buffer of logits is as long a
 
 enum { ROW_SHARED = ROW_BYTES + sizeof(row_keys) };
 
+int tensor_attention_rows_heads(void) { return ROW_HEADS; }
+
+template <bool SOME> static cudaError_t prepare(void) {
+    cudaError_t e = cudaFuncSetAttribute(row_kernel<SOME>, cudaFuncAttributeMaxDynamicSharedMemorySize, ROW_SHARED);
+    if (!e) e = cudaFuncSetAttribute(tile_kernel<SOME>, cudaFuncAttributeMaxDynamicSharedMemorySize, ROW_SHARED);
+    return e ? e : cudaFuncSetAttribute(slice_kernel<SOME>, cudaFuncAttributeMaxDynamicSharedMemorySize, ROW_SHARED);
+}
+
 cudaError_t tensor_attention_prepare(void) {
-    cudaError_t e = cudaFuncSetAttribute(row_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, ROW_SHARED);
-    if (!e) e = cudaFuncSetAttribute(tile_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, ROW_SHARED);
-    return e ? e : cudaFuncSetAttribute(slice_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, ROW_SHARED);
+    cudaError_t e = prepare<false>();
+    return e ? e : prepare<true>();
+}
+
+template <bool SOME>
+static void launch_rows(const dev &d, uint32_t n, const row_work &r, const attention_work &w, cudaStream_t s) {
+    if (r.to.woven) {
+        row_kernel<SOME><<<n, ROW_THREADS, ROW_SHARED, s>>>(d, r, w);
+    } else {
+        tile_kernel<SOME><<<dim3(n, ROW_TILES / 2), ROW_THREADS, ROW_SHARED, s>>>(d, r, w);
+        launch_chained(slice_kernel<SOME>, dim3(n, SLICES), ROW_THREADS, ROW_SHARED, chain{ s, true }, d, r, w);
+    }
 }
 
 void tensor_attention_rows(const dev &d, uint32_t first, uint32_t n, int table_kind, const uint16_t *q,
@@ -457,11 +490,7 @@ void tensor_attention_rows(const dev &d, uint32_t first, uint32_t n, int table_k
                    table_kind,
                    q,
                    (const float *)sink.data,
-                   { out, NULL, heads_per_group, d.head_dim - d.rope, woven } };
-    if (woven) {
-        row_kernel<<<n, ROW_THREADS, ROW_SHARED, s>>>(d, r, w);
-    } else {
-        tile_kernel<<<dim3(n, ROW_TILES / 2), ROW_THREADS, ROW_SHARED, s>>>(d, r, w);
-        launch_chained(slice_kernel, dim3(n, SLICES), ROW_THREADS, ROW_SHARED, chain{ s, true }, d, r, w);
-    }
+                   { out, NULL, heads_per_group, d.head_dim - d.rope, woven, d.heads } };
+    if (d.heads == ROW_HEADS) launch_rows<false>(d, n, r, w, s);
+    else launch_rows<true>(d, n, r, w, s);
 }

@@ -330,3 +330,27 @@ void gpu_attention(gpu_world *w, const float *q, const float *sink, const int32_
     gpu_drop(packed);
     gpu_drop(narrow_q);
 }
+
+/* q [rows, heads * dim] -> out [rows, some * dim] from head `first` on. */
+static __global__ void narrow_share(const float *q, int heads, int first, int some, int dim, __nv_bfloat16 *out) {
+    const float *from = q + ((uint64_t)blockIdx.x * heads + first) * dim;
+    for (int i = threadIdx.x; i < some * dim; i += blockDim.x)
+        out[(uint64_t)blockIdx.x * some * dim + i] = __float2bfloat16_rn(from[i]);
+}
+
+void gpu_attention_share(gpu_world *w, const float *q, const float *sink, int table_kind, int first, int heads,
+                         bool many, uint16_t *out) {
+    size_t bytes = (size_t)w->count * heads * w->c.head_dim * 2;
+    dev_weight s = { CEDAR_W_F32, 1, heads, (const uint8_t *)(sink + first), NULL };
+    uint16_t *packed = (uint16_t *)gpu_put(NULL, bytes);
+    __nv_bfloat16 *own = (__nv_bfloat16 *)gpu_put(NULL, bytes);
+    dev d = w->d;
+    d.heads = heads;
+    narrow_share<<<w->count, 256>>>(q, w->c.heads, first, heads, w->c.head_dim, own);
+    tensor_attention_rows(d, 0, w->count, table_kind, (const uint16_t *)own, s, w->c.heads / w->c.o_groups, w->a, many,
+                          packed, 0);
+    wait_for("tensor_attention_rows");
+    gpu_get(out, packed, bytes);
+    gpu_drop(packed);
+    gpu_drop(own);
+}

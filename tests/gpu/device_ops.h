@@ -81,6 +81,10 @@ void gpu_select(gpu_world *w, const float *scores, int ratio, int32_t *ids);
 bool gpu_attention_can(const gpu_world *w);
 void gpu_attention(gpu_world *w, const float *q, const float *sink, const int32_t *ids, int layer, int part,
                    int table_kind, bool many, uint16_t *out);
+/* A rank's share: heads [first, first + heads) of q and sink, after gpu_attention of the same rows -> out [count,
+ * heads * head_dim]. */
+void gpu_attention_share(gpu_world *w, const float *q, const float *sink, int table_kind, int first, int heads,
+                         bool many, uint16_t *out);
 
 #ifdef __cplusplus
 }

@@ -914,6 +914,24 @@ static void attend_host(const world *w, const double *freq, uint32_t row, const 
     for (int k = dim - w->c.rope_dim; k < dim; k += 2) room[k] = room[k + 1] = room[k] + room[k + 1];
 }
 
+/* Ranks with some of the heads: the bits those heads have among all; out as all of them gave it. */
+static void check_shares(world *w, const float *q, const float *sink, int kind, uint32_t count,
+                         uint16_t *const out[2]) {
+    static const struct { int first, heads; } shares[] = { { 0, 32 }, { 32, 32 }, { 16, 16 }, { 40, 24 }, { 56, 8 } };
+    int64_t dim = w->c.head_dim, width = w->c.heads * dim;
+    for (size_t k = 0; k < sizeof shares / sizeof *shares; k++)
+        for (int many = 0; many < 2; many++) {
+            int64_t own = shares[k].heads * dim, from = shares[k].first * dim;
+            uint16_t *got = malloc((size_t)(count * own) * 2);
+            gpu_attention_share(w->gpu, q, sink, kind, shares[k].first, shares[k].heads, many, got);
+            for (int64_t r = 0; r < count; r++)
+                ck_assert_msg(!memcmp(got + r * own, out[many] + r * width + from, (size_t)own * 2),
+                              "%u rows, row %d: %d heads from %d on have other bits than among all", count, (int)r,
+                              shares[k].heads, shares[k].first);
+            free(got);
+        }
+}
+
 /* Against the reference: a probability is rounded to bf16 (2^-8 of it at most), logits are off by fp32 noise of sums of
  * 512 products (2^-10 with logits up to some tens), the result is rounded twice: 2^-6 of what is added up. Queries are
  * large enough that few keys matter, so a wrong key shows. */
@@ -948,6 +966,7 @@ static void check_attention(uint32_t count, uint32_t pos, uint32_t lo, uint32_t 
         for (int64_t i = 0; i < width; i++)
             ck_assert_msg(out[0][r * width + place_of(i, false)] == out[1][r * width + place_of(i, true)],
                           "%u rows, row %d, channel %d: other bits for few rows and many", count, (int)r, (int)i);
+    check_shares(&w, dq, ds, kind, count, out);
     for (uint32_t r = 0; r < count; r += 1 + count / 3)
         for (int h = 0; h < heads; h += 9) {
             attend_host(&w, freq + kind * w.c.rope_dim / 2, r, q + r * width + h * dim, (double)sink[h],
