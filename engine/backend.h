@@ -43,7 +43,9 @@ typedef struct cedar_backend {
     void (*snap_load)(void *self, int32_t seq, uint32_t pos, const uint8_t *buf);
     void (*tap)(void *self, cedar_tap_fn fn, void *tap_self);
     void (*inject)(void *self, cedar_inject_fn fn, void *inject_self);
-    void (*read_entry)(const void *self, int32_t page, int32_t part, uint32_t entry, uint8_t *kv, uint8_t *index);
+    /* entries [first, first + count) of a page as records, codes then scales; either pointer may be NULL */
+    void (*read_entries)(const void *self, int32_t page, int32_t part, uint32_t first, uint32_t count, uint8_t *kv,
+                         uint8_t *index);
     void (*read_open)(const void *self, int32_t seq, int32_t part, uint32_t pos, double *kvf, double *score);
     void (*poison)(void *self, int32_t seq, uint32_t ring, uint32_t lo, uint32_t hi);   /* all but positions [lo, hi) */
     void (*tape)(void *self, cedar_tape *tape);     /* NULL: decisions cannot be recorded or followed */

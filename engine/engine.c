@@ -489,10 +489,11 @@ cedar_status cedar_engine_read_global(const cedar_engine *e, int32_t seq, int32_
         return cedar_fail(err, CEDAR_E_ARG, "entries up to %u of layer %d are not there", first + count, layer);
     uint64_t kv_bytes = e->layout.kv_code_bytes + e->layout.kv_scale_bytes;
     uint64_t index_bytes = e->layout.index_code_bytes + e->layout.index_scale_bytes;
-    for (uint32_t i = 0; i < count; i++) {
-        uint32_t j = first + i;
-        e->backend->read_entry(e->impl, q->pages[j / p->entries], k, j % p->entries, kv ? kv + i * kv_bytes : NULL,
-                               index ? index + i * index_bytes : NULL);
+    for (uint32_t i = 0, n; i < count; i += n) {
+        uint32_t at = (first + i) % p->entries, left = p->entries - at;     /* in this page */
+        n = count - i < left ? count - i : left;
+        e->backend->read_entries(e->impl, q->pages[(first + i) / p->entries], k, at, n,
+                                 kv ? kv + i * kv_bytes : NULL, index ? index + i * index_bytes : NULL);
     }
     return CEDAR_OK;
 }

@@ -427,10 +427,10 @@ static void group_inject(void *self, cedar_inject_fn fn, void *inject_self) {
 }
 
 /* Every rank can read every page. */
-static void group_read_entry(const void *self, int32_t page, int32_t part, uint32_t entry, uint8_t *kv,
-                             uint8_t *index) {
+static void group_read_entries(const void *self, int32_t page, int32_t part, uint32_t first, uint32_t count,
+                               uint8_t *kv, uint8_t *index) {
     const group *g = self;
-    g->inner->read_entry(g->member[0].impl, page, part, entry, kv, index);
+    g->inner->read_entries(g->member[0].impl, page, part, first, count, kv, index);
 }
 
 static void group_read_open(const void *self, int32_t seq, int32_t part, uint32_t pos, double *kvf, double *score) {
@@ -456,7 +456,7 @@ const cedar_backend cedar_backend_group = {
     .snap_load = group_snap_load,
     .tap = group_tap,
     .inject = group_inject,
-    .read_entry = group_read_entry,
+    .read_entries = group_read_entries,
     .read_open = group_read_open,
     .poison = group_poison,
 };

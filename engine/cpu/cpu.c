@@ -171,19 +171,26 @@ static void cpu_tape(void *self, cedar_tape *tape) {
     b->env.tape = tape;
 }
 
-static void cpu_read_entry(const void *self, int32_t page, int32_t part, uint32_t entry, uint8_t *kv, uint8_t *index) {
+/* One record: codes of an entry, then its scales. */
+static void read_record(uint8_t *to, const uint8_t *codes, uint32_t code_bytes, const uint8_t *scales,
+                        uint32_t scale_bytes, uint32_t entry) {
+    memcpy(to, codes + (uint64_t)entry * code_bytes, code_bytes);
+    memcpy(to + code_bytes, scales + (uint64_t)entry * scale_bytes, scale_bytes);
+}
+
+static void cpu_read_entries(const void *self, int32_t page, int32_t part, uint32_t first, uint32_t count, uint8_t *kv,
+                             uint8_t *index) {
     const cpu_backend *b = self;
     const cedar_layout *l = &b->layout;
     const cedar_page_part *p = &l->part[part];
     const uint8_t *at = store_page(&b->store, page);
-    if (kv) {
-        memcpy(kv, at + p->kv_codes + (uint64_t)entry * l->kv_code_bytes, l->kv_code_bytes);
-        memcpy(kv + l->kv_code_bytes, at + p->kv_scales + (uint64_t)entry * l->kv_scale_bytes, l->kv_scale_bytes);
-    }
-    if (index) {
-        memcpy(index, at + p->index_codes + (uint64_t)entry * l->index_code_bytes, l->index_code_bytes);
-        memcpy(index + l->index_code_bytes, at + p->index_scales + (uint64_t)entry * l->index_scale_bytes,
-               l->index_scale_bytes);
+    for (uint32_t i = 0; i < count; i++) {
+        if (kv)
+            read_record(kv + (uint64_t)i * (l->kv_code_bytes + l->kv_scale_bytes), at + p->kv_codes, l->kv_code_bytes,
+                        at + p->kv_scales, l->kv_scale_bytes, first + i);
+        if (index)
+            read_record(index + (uint64_t)i * (l->index_code_bytes + l->index_scale_bytes), at + p->index_codes,
+                        l->index_code_bytes, at + p->index_scales, l->index_scale_bytes, first + i);
     }
 }
 
@@ -223,7 +230,7 @@ const cedar_backend cedar_backend_cpu = {
     .snap_load = cpu_snap_load,
     .tap = cpu_tap,
     .inject = cpu_inject,
-    .read_entry = cpu_read_entry,
+    .read_entries = cpu_read_entries,
     .read_open = cpu_read_open,
     .poison = cpu_poison,
     .tape = cpu_tape,

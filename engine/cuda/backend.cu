@@ -1599,22 +1599,27 @@ static void cuda_inject(void *self, cedar_inject_fn fn, void *inject_self) {
     b->inject_self = inject_self;
 }
 
-static void cuda_read_entry(const void *self, int32_t page, int32_t part, uint32_t entry, uint8_t *kv, uint8_t *index) {
+/* `bytes` of each of `count` entries from the device to every `pitch` bytes of the host. */
+static void read_rows(uint8_t *to, uint64_t pitch, const uint8_t *from, uint64_t bytes, uint32_t count) {
+    cudaMemcpy2D(to, pitch, from, bytes, bytes, count, cudaMemcpyDeviceToHost);
+}
+
+static void cuda_read_entries(const void *self, int32_t page, int32_t part, uint32_t first, uint32_t count, uint8_t *kv,
+                              uint8_t *index) {
     const cuda_backend *b = (const cuda_backend *)self;
     const cedar_page_part *p = &b->l.part[part];
     const uint8_t *at = page_at(b, page);
+    const uint64_t code = b->l.kv_code_bytes, scale = b->l.kv_scale_bytes, index_code = b->l.index_code_bytes,
+                   index_scale = b->l.index_scale_bytes;
     cudaSetDevice(b->device);
     if (kv) {
-        cudaMemcpy(kv, at + p->kv_codes + (uint64_t)entry * b->l.kv_code_bytes, b->l.kv_code_bytes,
-                   cudaMemcpyDeviceToHost);
-        cudaMemcpy(kv + b->l.kv_code_bytes, at + p->kv_scales + (uint64_t)entry * b->l.kv_scale_bytes,
-                   b->l.kv_scale_bytes, cudaMemcpyDeviceToHost);
+        read_rows(kv, code + scale, at + p->kv_codes + first * code, code, count);
+        read_rows(kv + code, code + scale, at + p->kv_scales + first * scale, scale, count);
     }
     if (index) {
-        cudaMemcpy(index, at + p->index_codes + (uint64_t)entry * b->l.index_code_bytes, b->l.index_code_bytes,
-                   cudaMemcpyDeviceToHost);
-        cudaMemcpy(index + b->l.index_code_bytes, at + p->index_scales + (uint64_t)entry * b->l.index_scale_bytes,
-                   b->l.index_scale_bytes, cudaMemcpyDeviceToHost);
+        read_rows(index, index_code + index_scale, at + p->index_codes + first * index_code, index_code, count);
+        read_rows(index + index_code, index_code + index_scale, at + p->index_scales + first * index_scale,
+                  index_scale, count);
     }
 }
 
@@ -1667,5 +1672,5 @@ extern "C" void cedar_cuda_device_name(char out[CEDAR_DEVICE_BYTES]) {
 extern "C" const cedar_backend cedar_backend_cuda = {
     "cuda",         true,        cuda_workspace_bytes, cuda_open,       cuda_close,     cuda_seq_reset,
     cuda_page_copy, cuda_step,   cuda_draft,           cuda_snap_bytes, cuda_snap_save, cuda_snap_load,
-    cuda_tap,       cuda_inject, cuda_read_entry,      cuda_read_open,  cuda_poison,
+    cuda_tap,       cuda_inject, cuda_read_entries,    cuda_read_open,  cuda_poison,
 };
