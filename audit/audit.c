@@ -2,7 +2,8 @@
  *
  * A turn is cut into blocks at T - 1 and T: [first, T - 1) prompt rows behind the hit, row T - 1 which chooses the
  * first token of the answer, and the forced answer. In each block the exact arm runs first; then every arm runs the
- * same rows and is compared with it while the next one runs, so three blocks of logits are all that is ever held. */
+ * same rows and is compared with it while the next one runs, the last one while the exact arm runs the next block. Four
+ * blocks of logits are all that is ever held. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -40,8 +41,8 @@ typedef struct audit {
     cedar_engine_opts engine_opts;
     cedar_engine *engine;
     lane exact, *lanes;         /* [arm_count] */
-    float *p, *q[2];            /* [block_rows, vocab] each; one q is compared while the next arm fills the other */
-    int q_next;
+    float *p[2], *q[2];         /* [block_rows, vocab] each; one p and one q are compared while others are filled */
+    int p_now, q_next;          /* the exact arm's last block; the q to fill */
     audit_job *job;
     lane *compared;             /* whose rows the job works on, or NULL */
     uint32_t compared_from, compared_rows;
@@ -166,7 +167,7 @@ static cedar_status compare(audit *x, lane *l, uint32_t from, uint32_t to, const
     x->compared_from = from;
     x->compared_rows = (to < x->turn->end ? to : x->turn->end - 1) - from;
     for (uint32_t i = 0; i < x->compared_rows; i++) x->forced[i] = x->turn->tokens[from + i + 1];
-    audit_job_start(x->job, x->p, q, x->compared_rows, x->c->vocab, x->forced, x->result);
+    audit_job_start(x->job, x->p[x->p_now], q, x->compared_rows, x->c->vocab, x->forced, x->result);
     x->score_ns += cedar_now_ns() - start;
     return x->inside ? report_rows(x, err) : CEDAR_OK;      /* the taps' store serves one arm at a time */
 }
@@ -188,10 +189,12 @@ static cedar_status run_lane(audit *x, lane *l, uint32_t from, uint32_t to, ceda
 
 static cedar_status run_block(audit *x, uint32_t from, uint32_t to, cedar_err *err) {
     if (x->inside) audit_inside_watch(x->inside, x->engine, from, true);
-    cedar_status st = audit_track_feed(&x->exact.track, x->turn->tokens, to, (audit_feed){ .logits = x->p }, err);
+    x->p_now = !x->p_now;
+    float *p = x->p[x->p_now];
+    cedar_status st = audit_track_feed(&x->exact.track, x->turn->tokens, to, (audit_feed){ .logits = p }, err);
     if (x->inside) audit_inside_stop(x->engine);
     for (uint32_t i = 0; i < x->o->arm_count && !st; i++) st = run_lane(x, &x->lanes[i], from, to, err);
-    return st ? st : report_rows(x, err);       /* the exact arm's rows make room for the next block */
+    return st;
 }
 
 /* --- global rows -------------------------------------------------------------------------------------------------- */
@@ -263,12 +266,14 @@ static cedar_status follow(audit *x, lane *l, const float *first, cedar_err *err
     return emit(x, CEDAR_AUDIT_GREEDY, &row, err);
 }
 
-/* All arms are at T, and x->p holds the exact arm's row T - 1. */
+/* All arms are at T, and the exact arm's last block is row T - 1. */
 static cedar_status continue_greedily(audit *x, cedar_err *err) {
     bool last = x->turn_index + 1 == x->doc->turn_count;
     if (!x->o->greedy_tokens || (!last && strcmp(x->o->greedy_turns, "all"))) return CEDAR_OK;
-    cedar_status st = audit_greedy_lead(&x->greedy, &x->exact.track, x->p, err);
-    if (!st && x->o->drafts && x->c->stages > 0) st = follow(x, &x->exact, x->p, err);   /* its own acceptance */
+    const float *p = x->p[x->p_now];
+    cedar_status st = report_rows(x, err);      /* rows before continuations */
+    if (!st) st = audit_greedy_lead(&x->greedy, &x->exact.track, p, err);
+    if (!st && x->o->drafts && x->c->stages > 0) st = follow(x, &x->exact, p, err);      /* its own acceptance */
     for (uint32_t i = 0; i < x->o->arm_count && !st; i++) st = follow(x, &x->lanes[i], x->lanes[i].carry, err);
     return st;
 }
@@ -385,6 +390,7 @@ static cedar_status run_turn(audit *x, cedar_err *err) {
     if (!st) st = run_block(x, t->prompt - 1, t->prompt, err);
     if (!st) st = continue_greedily(x, err);
     if (!st) st = run_blocks(x, t->prompt, t->end, err);
+    if (!st) st = report_rows(x, err);
     if (!st && compares_globals(x)) st = compare_globals(x, err);
     add_cost(&x->exact.tally.end, &x->exact.track.cost);
     for (uint32_t i = 0; i < x->o->arm_count && !st; i++) st = end_lane(x, &x->lanes[i], err);
@@ -418,7 +424,7 @@ static cedar_arith arith_of(const char *name) {
 }
 
 static uint32_t block_rows_of(const cedar_audit_opts *o, const cedar_config *c) {
-    uint64_t rows = LOGITS_BYTES / (3 * sizeof(float) * (uint64_t)c->vocab);
+    uint64_t rows = LOGITS_BYTES / (4 * sizeof(float) * (uint64_t)c->vocab);
     if (o->score_rows) rows = o->score_rows;
     if (rows > o->step_tokens) rows = o->step_tokens;
     return rows ? (uint32_t)rows : 1;
@@ -446,6 +452,7 @@ static cedar_engine_opts engine_options(const audit *x) {
     e.backend = o->backend;
     e.arith = arith_of(o->arith);
     e.threads = o->threads;
+    e.gpus = o->gpus;
     e.page_tokens = page;
     e.seq_count = o->arm_count + 4;     /* every arm's, the exact one's, a next one, a fork or a fault's scratch */
     e.page_count = e.seq_count * ((context + page - 1) / page + 1);
@@ -502,7 +509,8 @@ static cedar_status open_all(audit *x, cedar_err *err) {
     cedar_status st = check_greedy(x, err);
     if (st) return st;
     x->engine_opts = engine_options(x);
-    st = cedar_engine_open(x->host->model, &x->engine_opts, &x->engine, err);
+    st = cedar_engine_gpus_check(x->engine_opts.backend, x->engine_opts.gpus, err);
+    if (!st) st = cedar_engine_open(x->host->model, &x->engine_opts, &x->engine, err);
     if (!st) st = open_lane(x, &x->exact, &exact, err);
     for (uint32_t i = 0; i < x->o->arm_count && !st; i++) {
         cedar_arm arm;
@@ -517,14 +525,15 @@ static cedar_status open_all(audit *x, cedar_err *err) {
     if (!st) st = audit_greedy_new(x->c, x->o->greedy_tokens, &x->greedy, err);
     if (st) return st;
     size_t logits = (size_t)x->block_rows * (size_t)x->c->vocab;
-    x->p = cedar_calloc(logits, sizeof *x->p);
-    x->q[0] = cedar_calloc(logits, sizeof *x->q[0]);
-    x->q[1] = cedar_calloc(logits, sizeof *x->q[1]);
+    for (int i = 0; i < 2; i++) {
+        x->p[i] = cedar_calloc(logits, sizeof *x->p[i]);
+        x->q[i] = cedar_calloc(logits, sizeof *x->q[i]);
+    }
     x->job = audit_job_new(x->c->vocab, x->threads);
     x->forced = cedar_calloc(x->block_rows, sizeof *x->forced);
     x->result = cedar_calloc(x->block_rows, sizeof *x->result);
-    if (x->p && x->q[0] && x->q[1] && x->job && x->forced && x->result) return CEDAR_OK;
-    return cedar_fail(err, CEDAR_E_OOM, "no memory for three blocks of %u rows of %d logits", x->block_rows,
+    if (x->p[0] && x->p[1] && x->q[0] && x->q[1] && x->job && x->forced && x->result) return CEDAR_OK;
+    return cedar_fail(err, CEDAR_E_OOM, "no memory for four blocks of %u rows of %d logits", x->block_rows,
                       x->c->vocab);
 }
 
@@ -536,9 +545,10 @@ static void close_all(audit *x) {
     audit_inside_free(x->inside);
     audit_greedy_free(&x->greedy);
     cedar_free(x->lanes);
-    cedar_free(x->p);
-    cedar_free(x->q[0]);
-    cedar_free(x->q[1]);
+    for (int i = 0; i < 2; i++) {
+        cedar_free(x->p[i]);
+        cedar_free(x->q[i]);
+    }
     audit_job_free(x->job);
     cedar_free(x->forced);
     cedar_free(x->result);

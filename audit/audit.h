@@ -32,7 +32,7 @@ typedef struct cedar_audit_opts {
     char arms[CEDAR_AUDIT_LIST_MAX][64];
     uint32_t arm_count;
     uint64_t weights_seed, seed;
-    uint32_t threads, docs, turns, repeats, page_tokens, step_tokens, score_rows, context_max;
+    uint32_t threads, gpus, docs, turns, repeats, page_tokens, step_tokens, score_rows, context_max;
     cedar_audit_list prompts, suffix, answer, hit_back, layers, needles;
     uint32_t lag, globals, greedy_tokens, resamples;
     bool drafts, keep_positions;

@@ -21,8 +21,11 @@ typedef struct cedar_divergence {
     bool top1_same;
 } cedar_divergence;
 
-/* work: [2 * vocab], which saves time; NULL gives the same bits. */
+/* work: [2 * vocab], which saves time; NULL gives the same bits. A logit that is NaN makes every sum NaN. */
 void cedar_divergence_make(const float *p, const float *q, int32_t vocab, int32_t token, double *work,
                            cedar_divergence *out);
+
+/* The most likely token, and P(top 1) - P(top 2): what the above says of one distribution, to the same bits. */
+int32_t cedar_top1(const float *x, int32_t vocab, double *margin);
 
 #endif

@@ -46,10 +46,7 @@ cedar_status audit_greedy_lead(audit_greedy *g, audit_track *exact, const float 
     if (st) return st;
     const float *logits = first;
     for (uint32_t i = 0; i < g->count && !st; i++) {
-        cedar_divergence d;
-        cedar_divergence_make(logits, logits, exact->c->vocab, 0, NULL, &d);
-        g->token[i] = d.top1_p;
-        g->margin[i] = d.margin_p;
+        g->token[i] = cedar_top1(logits, exact->c->vocab, &g->margin[i]);
         logits = g->logits;
         if (i + 1 == g->count) break;
         st = audit_track_feed_at(&fork, g->token, base, base + i + 1, (audit_feed){ .logits = g->logits }, err);
@@ -86,9 +83,8 @@ cedar_status audit_greedy_follow(audit_greedy *g, audit_track *arm, const float 
     audit_track fork;
     uint32_t base = cedar_seq_pos(arm->engine, arm->seq), at = 0;
     int32_t argmax[ROWS_MAX];
-    cedar_divergence d;
-    cedar_divergence_make(first, first, arm->c->vocab, 0, NULL, &d);
-    *diverged = d.top1_p == g->token[0] ? g->count : 0;
+    double margin;
+    *diverged = cedar_top1(first, arm->c->vocab, &margin) == g->token[0] ? g->count : 0;
     cedar_status st = fork_of(arm, &fork, err);
     if (st) return st;
     while (!st && at + 1 < g->count) {

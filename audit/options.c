@@ -25,6 +25,8 @@ static const cedar_audit_option table[] = {
       AT(arith) },
     { "threads", CEDAR_AUDIT_INT, "0", 0, 1024, NULL, "threads of the CPU engine and of scoring; 0 = all processors",
       AT(threads) },
+    { "gpus", CEDAR_AUDIT_INT, "1", 1, CEDAR_GPUS_MAX, NULL,
+      "GPUs that compute together, at most the model's output groups; on the CPU: groups of threads", AT(gpus) },
     { "seed", CEDAR_AUDIT_INT, "42", 0, whole_max, NULL, "seed of the documents and of the resamples", AT(seed) },
     { "arms", CEDAR_AUDIT_TEXTS, "exact,exact hits=cold chunk=7,encoder,decoder,both", 0, 0, NULL,
       "arms compared with exact recomputation", AT(arms) },

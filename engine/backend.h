@@ -6,6 +6,7 @@
 #include "engine/engine.h"
 #include "engine/layout.h"
 #include "engine/model_int.h"
+#include "engine/ranks.h"
 #include "engine/tape.h"
 
 /* A sequence as the bookkeeping knows it; read-only to backends. */
@@ -22,10 +23,13 @@ typedef struct cedar_seq_state {
 typedef struct cedar_backend {
     const char *name;
     bool makes_weights;         /* can fill a seeded model's weights itself */
-    /* Working memory of an engine with these options, without pool, sequences and weights. */
+    /* Working memory of an engine with these options, without pool, sequences and weights. With o->gpus > 1: of one
+     * rank whose shape is c. */
     uint64_t (*workspace_bytes)(const cedar_config *c, const cedar_engine_opts *o);
-    cedar_status (*open)(const cedar_model *m, const cedar_engine_opts *o, const cedar_layout *l, void **self,
-                         cedar_err *err);
+    /* rank NULL: alone. Otherwise m, o and l are those of the whole engine, and the backend takes its share of the
+     * weights, and its pages of the pool, from rank->shard. */
+    cedar_status (*open)(const cedar_model *m, const cedar_engine_opts *o, const cedar_layout *l,
+                         const cedar_rank *rank, void **self, cedar_err *err);
     void (*close)(void *self);
     void (*seq_reset)(void *self, int32_t seq);                                 /* rings and open groups become NaN */
     void (*page_copy)(void *self, int32_t to, int32_t from);
@@ -39,7 +43,9 @@ typedef struct cedar_backend {
     void (*snap_load)(void *self, int32_t seq, uint32_t pos, const uint8_t *buf);
     void (*tap)(void *self, cedar_tap_fn fn, void *tap_self);
     void (*inject)(void *self, cedar_inject_fn fn, void *inject_self);
-    void (*read_entry)(const void *self, int32_t page, int32_t part, uint32_t entry, uint8_t *kv, uint8_t *index);
+    /* entries [first, first + count) of a page as records, codes then scales; either pointer may be NULL */
+    void (*read_entries)(const void *self, int32_t page, int32_t part, uint32_t first, uint32_t count, uint8_t *kv,
+                         uint8_t *index);
     void (*read_open)(const void *self, int32_t seq, int32_t part, uint32_t pos, double *kvf, double *score);
     void (*poison)(void *self, int32_t seq, uint32_t ring, uint32_t lo, uint32_t hi);   /* all but positions [lo, hi) */
     void (*tape)(void *self, cedar_tape *tape);     /* NULL: decisions cannot be recorded or followed */
@@ -47,9 +53,11 @@ typedef struct cedar_backend {
 
 const cedar_backend *cedar_backend_find(const char *name);  /* NULL when this build has none of that name */
 extern const cedar_backend cedar_backend_cpu, cedar_backend_none;
+extern const cedar_backend cedar_backend_group;    /* opts.gpus instances of the backend that opts names */
 #ifdef CEDAR_HAVE_CUDA
 extern const cedar_backend cedar_backend_cuda;
 bool cedar_cuda_present(void);                              /* a GPU that can be used */
+int cedar_cuda_devices(void);                               /* how many of them; 0 = none */
 void cedar_cuda_device_name(char out[CEDAR_DEVICE_BYTES]);  /* of the GPU that engines use; "" when unknown */
 #endif
 

@@ -75,6 +75,8 @@ cedar_status cedar_engine_open(const cedar_model *model, const cedar_engine_opts
     if (!e) return cedar_fail(err, CEDAR_E_OOM, "no memory for an engine");
     *e = (cedar_engine){ .model = model, .config = c, .opts = *opts, .backend = b };
     e->opts.backend = b->name;
+    e->opts.gpus = opts->gpus ? opts->gpus : 1;
+    if (opts->gpus > 1) e->backend = &cedar_backend_group;
     cedar_layout_make(c, opts->page_tokens, opts->verify_rows, &e->layout);
     e->pages_per_seq = (opts->context_tokens + opts->page_tokens - 1) / opts->page_tokens;
     e->seqs = cedar_calloc(opts->seq_count, sizeof *e->seqs);
@@ -92,7 +94,7 @@ cedar_status cedar_engine_open(const cedar_model *model, const cedar_engine_opts
         }
         for (uint32_t p = 0; p < opts->page_count; p++) e->page_free[p] = (int32_t)(opts->page_count - 1 - p);
         e->free_count = opts->page_count;
-        st = b->open(model, &e->opts, &e->layout, &e->impl, err);
+        st = e->backend->open(model, &e->opts, &e->layout, NULL, &e->impl, err);
     }
     if (st) {
         cedar_engine_close(e);
@@ -114,6 +116,18 @@ void cedar_engine_close(cedar_engine *e) {
 }
 
 const cedar_engine_opts *cedar_engine_options(const cedar_engine *e) { return &e->opts; }
+
+cedar_status cedar_engine_gpus_check(const char *backend, uint32_t gpus, cedar_err *err) {
+#ifdef CEDAR_HAVE_CUDA
+    int devices = cedar_cuda_devices();
+    if (cedar_backend_find(backend) == &cedar_backend_cuda && gpus > 1 && gpus > (uint32_t)devices)
+        return cedar_fail(err, CEDAR_E_ARG, "gpus is %u, but this machine has %d that can be used", gpus, devices);
+#endif
+    (void)backend;
+    (void)gpus;
+    (void)err;
+    return CEDAR_OK;
+}
 
 void cedar_device_name(const char *backend, char out[CEDAR_DEVICE_BYTES]) {
     *out = 0;
@@ -475,10 +489,11 @@ cedar_status cedar_engine_read_global(const cedar_engine *e, int32_t seq, int32_
         return cedar_fail(err, CEDAR_E_ARG, "entries up to %u of layer %d are not there", first + count, layer);
     uint64_t kv_bytes = e->layout.kv_code_bytes + e->layout.kv_scale_bytes;
     uint64_t index_bytes = e->layout.index_code_bytes + e->layout.index_scale_bytes;
-    for (uint32_t i = 0; i < count; i++) {
-        uint32_t j = first + i;
-        e->backend->read_entry(e->impl, q->pages[j / p->entries], k, j % p->entries, kv ? kv + i * kv_bytes : NULL,
-                               index ? index + i * index_bytes : NULL);
+    for (uint32_t i = 0, n; i < count; i += n) {
+        uint32_t at = (first + i) % p->entries, left = p->entries - at;     /* in this page */
+        n = count - i < left ? count - i : left;
+        e->backend->read_entries(e->impl, q->pages[(first + i) / p->entries], k, at, n,
+                                 kv ? kv + i * kv_bytes : NULL, index ? index + i * index_bytes : NULL);
     }
     return CEDAR_OK;
 }

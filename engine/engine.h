@@ -194,6 +194,15 @@ typedef enum cedar_arith {
 typedef struct cedar_engine cedar_engine;
 typedef struct cedar_snap cedar_snap;       /* stored windows of one sequence at one position */
 
+enum { CEDAR_GPUS_MAX = 64 };
+
+/* How several GPUs add their parts of a layer's output. */
+typedef enum cedar_allreduce {
+    CEDAR_ALLREDUCE_PLAIN,      /* peer to peer, a kernel of its own */
+    CEDAR_ALLREDUCE_FUSED,      /* the same with the kernels behind it in one launch, where a step has few rows */
+    CEDAR_ALLREDUCE_NCCL
+} cedar_allreduce;
+
 typedef struct cedar_engine_opts {
     const char *backend;        /* "cpu", "cuda", "auto" (a GPU if there is one), "none" (no numerics) */
     cedar_arith arith;
@@ -207,6 +216,9 @@ typedef struct cedar_engine_opts {
     uint32_t verify_rows;       /* most rows cedar_seq_truncate may take back */
     bool wo_a_fp8;              /* deployment variant: quantise the input of wo_a with FP8Q32 (spec/model.md 2.8) */
     bool eager;                 /* GPU backends: launch kernels one by one instead of as graphs */
+    uint32_t gpus;              /* ranks that compute together, 0 = 1; on the CPU: that many groups of threads */
+    cedar_allreduce allreduce;  /* GPU backends with gpus > 1; the CPU has one way */
+    bool one_stream;            /* GPU backends: nothing runs on side streams */
     uint64_t weight_cache_bytes;/* decode weights ahead if they fit this; else per use. Same bits either way. */
 } cedar_engine_opts;
 
@@ -227,7 +239,9 @@ typedef struct cedar_memory_plan {
     uint64_t page_bytes, pool_bytes;            /* as allocated */
     uint64_t seq_bytes;                         /* per sequence, as allocated, without pages */
     uint64_t workspace_bytes;
-    uint64_t total_bytes;                       /* weights + pool + sequences + workspace */
+    uint64_t total_bytes;                       /* weights + pool + sequences + workspace; of all ranks together */
+    /* of the rank that needs most; with gpus = 1 the same as those of the whole */
+    uint64_t rank_weight_bytes, rank_pool_bytes, rank_workspace_bytes, rank_bytes;
 } cedar_memory_plan;
 
 /* Works without opening anything; opts may be NULL (then only the parts that depend on the shape are filled). */
@@ -241,6 +255,9 @@ cedar_status cedar_engine_open(const cedar_model *model, const cedar_engine_opts
                                cedar_err *err) CEDAR_USE_RESULT;
 void cedar_engine_close(cedar_engine *e);
 const cedar_engine_opts *cedar_engine_options(const cedar_engine *e);
+
+/* Refuses more GPUs than the machine has. An engine does not: several ranks may share one, for tests. */
+cedar_status cedar_engine_gpus_check(const char *backend, uint32_t gpus, cedar_err *err) CEDAR_USE_RESULT;
 
 /* Name of the GPU that the backend computes on; "" for the others. */
 enum { CEDAR_DEVICE_BYTES = 128 };
@@ -329,7 +346,8 @@ typedef enum cedar_tap_kind {
     CEDAR_TAP_KIND_COUNT
 } cedar_tap_kind;
 
-/* Called once per row, from one thread, in ascending (entry, row) order within a kind and layer. */
+/* Called once per row, from one thread (with gpus > 1 not the caller's), in ascending (entry, row) order within a kind
+ * and layer. */
 typedef void (*cedar_tap_fn)(void *self, cedar_tap_kind kind, int32_t layer, int32_t seq, uint32_t pos,
                              const void *data, uint32_t width);
 
@@ -376,7 +394,7 @@ struct cedar_tape;
 typedef struct cedar_golden_opts {
     const char *backend;
     cedar_arith arith;
-    uint32_t threads;
+    uint32_t threads, gpus;
     bool verbose;                               /* report passes too */
     void (*line)(void *self, bool ok, const char *text);    /* one line per quantity and case */
     void *self;

@@ -468,6 +468,7 @@ static cedar_status open_engine(golden *g, bool wo_a_fp8, cedar_engine **out) {
     o.backend = g->opts->backend;
     o.arith = g->arith;
     o.threads = g->opts->threads;
+    o.gpus = g->opts->gpus;
     o.page_tokens = 8 * lcm;
     o.context_tokens = g->token_count;
     o.seq_count = 3;

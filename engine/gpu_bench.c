@@ -142,4 +142,23 @@ cedar_status cedar_gpu_bench_time(cedar_gpu_bench *b, uint32_t row, uint32_t war
     (void)us;
     return missing(err);
 }
+
+cedar_status cedar_gpu_sums_open(const cedar_config *c, cedar_gpu_sums **out, cedar_err *err) {
+    (void)c;
+    (void)out;
+    return missing(err);
+}
+
+void cedar_gpu_sums_close(cedar_gpu_sums *b) { (void)b; }
+
+cedar_status cedar_gpu_sums_time(cedar_gpu_sums *b, cedar_sum_kind kind, uint32_t tokens, uint32_t warm,
+                                 uint32_t repeat, double *us, cedar_err *err) {
+    (void)b;
+    (void)kind;
+    (void)tokens;
+    (void)warm;
+    (void)repeat;
+    (void)us;
+    return missing(err);
+}
 #endif

@@ -60,4 +60,25 @@ const cedar_gpu_row *cedar_gpu_bench_row(const cedar_gpu_bench *b, uint32_t row)
 cedar_status cedar_gpu_bench_time(cedar_gpu_bench *b, uint32_t row, uint32_t warm, uint32_t repeat, double *us,
                                   cedar_err *err) CEDAR_USE_RESULT;
 
+/* --- sums over two GPUs (cuda/bench_ranks.cu) --------------------------------------------------------------------- */
+
+typedef enum cedar_sum_kind {
+    CEDAR_SUM_NCCL,                     /* the sum alone */
+    CEDAR_SUM_ONE_STEP, CEDAR_SUM_TWO_STEPS,
+    CEDAR_SUM_SITE_NCCL,                /* with what follows: streams expanded, the next input collapsed and normed */
+    CEDAR_SUM_SITE, CEDAR_SUM_SITE_FUSED,
+    CEDAR_SUM_KINDS
+} cedar_sum_kind;
+
+typedef struct cedar_gpu_sums cedar_gpu_sums;
+
+/* For the first two GPUs; CEDAR_E_UNSUPPORTED where there are fewer. Without NCCL its rows fail with the reason. */
+cedar_status cedar_gpu_sums_open(const cedar_config *c, cedar_gpu_sums **out, cedar_err *err) CEDAR_USE_RESULT;
+void cedar_gpu_sums_close(cedar_gpu_sums *b);
+
+/* Microseconds of one sum of `tokens` rows of bf16, `repeat` times after `warm` ones: each the longer of both GPUs'
+ * means over a graph of 20, which they begin together. */
+cedar_status cedar_gpu_sums_time(cedar_gpu_sums *b, cedar_sum_kind kind, uint32_t tokens, uint32_t warm,
+                                 uint32_t repeat, double *us, cedar_err *err) CEDAR_USE_RESULT;
+
 #endif

@@ -8,6 +8,7 @@
 #include "engine/backend.h"
 #include "engine/layout.h"
 #include "engine/model_int.h"
+#include "engine/shard.h"
 
 /* --- weights ------------------------------------------------------------------------------------------------------ */
 
@@ -79,6 +80,25 @@ static bool add_product(uint64_t a, uint64_t b, uint64_t *sum) {
     return !__builtin_mul_overflow(a, b, &product) && !__builtin_add_overflow(*sum, product, sum);
 }
 
+static cedar_status check_gpus(const cedar_config *c, const cedar_engine_opts *o, cedar_err *err) {
+    const cedar_backend *b = cedar_backend_find(o->backend ? o->backend : "cpu");
+    bool gpu = b && b->makes_weights, several = o->gpus > 1;
+    cedar_shard s;
+    if (several && b == &cedar_backend_none)
+        return cedar_fail(err, CEDAR_E_ARG,
+                          "gpus is %u, but the backend \"none\" computes nothing; in modelled time the description of "
+                          "the hardware says how many GPUs there are",
+                          o->gpus);
+    if (o->one_stream && !gpu)
+        return cedar_fail(err, CEDAR_E_UNSUPPORTED, "one_stream = true needs a GPU: other backends have no streams");
+    if (o->allreduce != CEDAR_ALLREDUCE_PLAIN && !several)
+        return cedar_fail(err, CEDAR_E_ARG, "allreduce is not \"plain\", but with gpus = 1 there is nothing to add");
+    if (o->allreduce != CEDAR_ALLREDUCE_PLAIN && !gpu)
+        return cedar_fail(err, CEDAR_E_UNSUPPORTED,
+                          "allreduce is not \"plain\"; the ranks of the CPU engine add in one way only");
+    return several ? cedar_shard_make(c, 0, o->gpus, &s, err) : CEDAR_OK;
+}
+
 cedar_status cedar_engine_opts_check(const cedar_config *c, const cedar_engine_opts *o, cedar_err *err) {
     if (!o->page_tokens || o->page_tokens % (uint32_t)c->ratio_lcm)
         return cedar_fail(err, CEDAR_E_ARG,
@@ -94,6 +114,43 @@ cedar_status cedar_engine_opts_check(const cedar_config *c, const cedar_engine_o
         return cedar_fail(err, CEDAR_E_ARG,
                           "page_count is %u and seq_count %u; the most that any engine takes is 2^31 - 1",
                           o->page_count, o->seq_count);
+    return check_gpus(c, o, err);
+}
+
+typedef struct rank_weights {
+    const cedar_config *whole;
+    cedar_shard shard;
+    uint64_t bytes;
+} rank_weights;
+
+static cedar_status add_slice(void *self, const cedar_tensor_info *t, cedar_err *err) {
+    (void)err;
+    rank_weights *w = self;
+    const cedar_slice part = cedar_shard_slice(w->whole, &w->shard, t);
+    w->bytes += cedar_slice_data_bytes(t, &part) + cedar_slice_scale_bytes(t, &part);
+    return CEDAR_OK;
+}
+
+/* What rank r of o->gpus needs: into the totals, and it may be the one that needs most. */
+static cedar_status add_rank(const cedar_config *c, const cedar_engine_opts *o, const cedar_backend *b, uint32_t r,
+                             cedar_memory_plan *p, bool *fits, cedar_err *err) {
+    uint32_t ranks = o->gpus > 1 ? o->gpus : 1;
+    rank_weights w = { .whole = c, .bytes = ranks > 1 ? 0 : p->weight_bytes };
+    cedar_config local;
+    cedar_status st = cedar_shard_make(c, r, ranks, &w.shard, err);
+    if (!st && ranks > 1) st = cedar_tensors_visit(c, NULL, add_slice, &w, err);
+    if (st) return st;
+    cedar_shard_config(c, &w.shard, &local);
+    uint64_t pool = 0, workspace = b->workspace_bytes(&local, o), all = w.bytes;
+    *fits = add_product(cedar_shard_pages(&w.shard, o->page_count), p->page_bytes, &pool) &&
+            add_product(1, pool, &all) && add_product(o->seq_count, p->seq_bytes, &all) &&
+            add_product(1, workspace, &all) && add_product(1, all, &p->total_bytes);
+    p->workspace_bytes += workspace;
+    if (all <= p->rank_bytes) return CEDAR_OK;
+    p->rank_weight_bytes = w.bytes;
+    p->rank_pool_bytes = pool;
+    p->rank_workspace_bytes = workspace;
+    p->rank_bytes = all;
     return CEDAR_OK;
 }
 
@@ -113,11 +170,9 @@ static cedar_status add_options(const cedar_config *c, const cedar_engine_opts *
     p->verify_slack_bytes = l.ring_bytes - bare.ring_bytes + (l.open_reals - bare.open_reals) * real_bytes;
     p->seq_bytes = l.ring_bytes + l.open_reals * real_bytes + o->context_tokens * (uint64_t)sizeof(int32_t) +
                    pages * sizeof(int32_t);
-    p->workspace_bytes = b->workspace_bytes(c, o);
-    p->total_bytes = p->weight_bytes;
-    bool fits =
-        add_product(o->page_count, p->page_bytes, &p->pool_bytes) && add_product(1, p->pool_bytes, &p->total_bytes) &&
-        add_product(o->seq_count, p->seq_bytes, &p->total_bytes) && add_product(1, p->workspace_bytes, &p->total_bytes);
+    bool fits = add_product(o->page_count, p->page_bytes, &p->pool_bytes);
+    for (uint32_t r = 0; r < (o->gpus > 1 ? o->gpus : 1) && fits && !st; r++) st = add_rank(c, o, b, r, p, &fits, err);
+    if (st) return st;
     if (!fits)
         return cedar_fail(err, CEDAR_E_ARG,
                           "%u pages of %u tokens and %u sequences of %u tokens need more than 2^64 bytes",
@@ -147,6 +202,6 @@ cedar_engine_opts cedar_engine_defaults(const cedar_config *c) {
         .page_count = (context + page - 1) / page, .seq_count = 1, .context_tokens = context,
         .step_rows = lower(context, 512), .step_seqs = 1,
         .verify_rows = c->stages ? (uint32_t)c->draft_block : 8,        /* a verify step may lose all its drafts */
-        .weight_cache_bytes = 1ull << 30,
+        .weight_cache_bytes = 1ull << 30, .gpus = 1,
     };
 }

@@ -12,8 +12,9 @@ static uint64_t none_workspace_bytes(const cedar_config *c, const cedar_engine_o
     return 0;
 }
 
-static cedar_status none_open(const cedar_model *m, const cedar_engine_opts *o, const cedar_layout *l, void **self,
-                              cedar_err *err) {
+static cedar_status none_open(const cedar_model *m, const cedar_engine_opts *o, const cedar_layout *l,
+                              const cedar_rank *rank, void **self, cedar_err *err) {
+    (void)rank;
     (void)m;
     (void)o;
     (void)l;
@@ -56,8 +57,9 @@ static void none_snap_load(void *self, int32_t seq, uint32_t pos, const uint8_t 
 static void none_tap(void *self, cedar_tap_fn fn, void *tap_self) { (void)self, (void)fn, (void)tap_self; }
 static void none_inject(void *self, cedar_inject_fn fn, void *inject_self) { (void)self, (void)fn, (void)inject_self; }
 
-static void none_read_entry(const void *self, int32_t page, int32_t part, uint32_t entry, uint8_t *kv, uint8_t *index) {
-    (void)self, (void)page, (void)part, (void)entry, (void)kv, (void)index;
+static void none_read_entries(const void *self, int32_t page, int32_t part, uint32_t first, uint32_t count, uint8_t *kv,
+                              uint8_t *index) {
+    (void)self, (void)page, (void)part, (void)first, (void)count, (void)kv, (void)index;
 }
 
 static void none_read_open(const void *self, int32_t seq, int32_t part, uint32_t pos, double *kvf, double *score) {
@@ -82,7 +84,7 @@ const cedar_backend cedar_backend_none = {
     .snap_load = none_snap_load,
     .tap = none_tap,
     .inject = none_inject,
-    .read_entry = none_read_entry,
+    .read_entries = none_read_entries,
     .read_open = none_read_open,
     .poison = none_poison,
 };

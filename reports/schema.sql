@@ -33,7 +33,7 @@ CREATE TABLE runs (                         -- one row per run{...}: an arm, a p
     trace_paths         TEXT    NOT NULL,
     trace_hash          TEXT    NOT NULL,
     backend             TEXT    NOT NULL,
-    device              TEXT    NOT NULL,   -- name of the GPU that computed, "" = none
+    device              TEXT    NOT NULL,   -- GPU that computed, or "2 x GPU", "2 ranks" of a CPU; "" = none
     arith               TEXT    NOT NULL,
     clock               TEXT    NOT NULL,
     replay              TEXT    NOT NULL,   -- which bounded replay the arm uses

@@ -830,11 +830,12 @@ said(rank, item, question, answer, basis, section) AS (
     UNION ALL SELECT 80, MIN(run_id), 'What ran?',
            printf('%d %s of %s (%s), backend %s, %s, up to %d lanes.', COUNT(*),
                   CASE COUNT(*) WHEN 1 THEN 'run' ELSE 'runs' END, model_name, origin,
-                  CASE backend WHEN 'http' THEN backend ELSE backend || ', ' || arith END,
+                  CASE backend WHEN 'http' THEN backend
+                       ELSE backend || CASE device WHEN '' THEN '' ELSE ' on ' || device END || ', ' || arith END,
                   CASE clock WHEN 'modelled' THEN 'modelled time' ELSE clock || ' time' END, MAX(lanes)), '', 'manifest'
     FROM (SELECT *, CASE WHEN backend = 'http' AND model_origin LIKE 'nonce %'   -- each run has another nonce
                          THEN SUBSTR(model_origin, INSTR(model_origin, ' at ') + 1) ELSE model_origin END AS origin
-          FROM runs) GROUP BY model_name, origin, backend, arith, clock
+          FROM runs) GROUP BY model_name, origin, backend, device, arith, clock
     UNION ALL SELECT 80, 1000000 + audit_id, 'What ran?',
            printf('An audit of %s (%s), %s on %s: %d documents with %d turns in all, %s.', model_name, model_origin,
                   arith, backend, docs, turns, documents), '', 'manifest'

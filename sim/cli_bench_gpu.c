@@ -16,7 +16,7 @@
 #include "sim/percentile.h"
 #include "sim/sim_int.h"
 
-enum { REPEAT_MAX = 999, WARM = 20, RESULTS_MAX = 128, FILTERS_MAX = 32, BATCH_MAX = 32, CHUNK = 2048, LONG = 32768 };
+enum { REPEAT_MAX = 999, WARM = 20, RESULTS_MAX = 256, FILTERS_MAX = 32, BATCH_MAX = 32, CHUNK = 2048, LONG = 32768 };
 static const double ROW_SECONDS = 5;
 
 typedef struct result {
@@ -25,11 +25,19 @@ typedef struct result {
     uint32_t n;
 } result;
 
+/* How an engine differs from others of the bench. */
+typedef struct engine_kind {
+    bool eager, one_stream;
+    uint32_t gpus;
+    cedar_allreduce allreduce;
+} engine_kind;
+
 typedef struct bench {
     const char *filter[FILTERS_MAX];
     bool filter_met[FILTERS_MAX];
     uint32_t filters, repeat;
-    bool csv, eager;
+    bool csv;
+    engine_kind kind;           /* of the open engine */
     char data_dir[1024];
     double bandwidth, matrix;   /* measured: bytes and operations a second */
     cedar_config c;
@@ -164,17 +172,95 @@ static cedar_status operators(bench *b, cedar_err *err) {
     return CEDAR_OK;
 }
 
+/* --- sums between GPUs -------------------------------------------------------------------------------------------- */
+
+static const struct { cedar_sum_kind kind; const char *name, *what; } sum_rows[] = {
+    { CEDAR_SUM_NCCL, "allreduce_nccl", "NCCL's sum" },
+    { CEDAR_SUM_ONE_STEP, "allreduce_peer", "ours in one step" },
+    { CEDAR_SUM_TWO_STEPS, "allreduce_two_steps", "ours in two steps" },
+    { CEDAR_SUM_SITE_NCCL, "site_nccl", "NCCL's sum, then streams expanded, then the next input collapsed and normed" },
+    { CEDAR_SUM_SITE, "site_plain", "the same with our sum" },
+    { CEDAR_SUM_SITE_FUSED, "site_fused", "the same in one launch" },
+};
+static const uint32_t sum_tokens[] = { 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 2048 };
+enum { SUM_ROWS = sizeof sum_rows / sizeof *sum_rows, SUM_SIZES = sizeof sum_tokens / sizeof *sum_tokens };
+
+static cedar_status sum_row(bench *b, cedar_gpu_sums *g, int k, uint32_t tokens, cedar_err *err) {
+    char name[40], what[200];
+    double us[REPEAT_MAX];
+    snprintf(name, sizeof name, "%s_%u", sum_rows[k].name, tokens);
+    if (!wanted(b, name)) return CEDAR_OK;
+    cedar_status st = cedar_gpu_sums_time(g, sum_rows[k].kind, tokens, WARM, b->repeat, us, err);
+    if (st == CEDAR_E_NCCL) {
+        printf("%s%s: not measured: %s\n", b->csv ? "# " : "", name, err->msg);
+        return CEDAR_OK;
+    }
+    if (st) return st;
+    const result *r = keep(b, name, us, b->repeat);
+    bool first = sum_rows[k].kind == CEDAR_SUM_ONE_STEP && tokens == 1;
+    snprintf(what, sizeof what, "%s, %u x %d bf16 on two GPUs, in a graph of 20, the later GPU", sum_rows[k].what,
+             tokens, b->c.hidden);
+    print_row(b, name, r->p50, "us", r, first ? -3.2 : 0, what);
+    return CEDAR_OK;
+}
+
+/* How the sums compare at one size. */
+static void sum_ratios(bench *b, uint32_t tokens) {
+    static const struct { const char *name, *over, *under; double goal; uint32_t up_to; const char *what; } rows[] = {
+        { "allreduce_gain", "allreduce_nccl", "allreduce_peer", 2, 1, "NCCL's sum over ours in one step" },
+        { "site_gain", "site_plain", "site_fused", 1.3, 16, "our sum and separate kernels over one launch" },
+        { "site_gain_nccl", "site_nccl", "site_fused", 0, 0, "NCCL's sum and separate kernels over one launch" },
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        char name[40], over[40], under[40];
+        snprintf(name, sizeof name, "%s_%u", rows[i].name, tokens);
+        snprintf(over, sizeof over, "%s_%u", rows[i].over, tokens);
+        snprintf(under, sizeof under, "%s_%u", rows[i].under, tokens);
+        ratio_row(b, name, over, under, tokens <= rows[i].up_to ? rows[i].goal : 0, rows[i].what);
+    }
+}
+
+static cedar_status sums(bench *b, cedar_err *err) {
+    cedar_gpu_sums *g = NULL;
+    bool any = false;
+    for (int k = 0; k < SUM_ROWS; k++)
+        for (int i = 0; i < SUM_SIZES; i++) {
+            char name[40];
+            snprintf(name, sizeof name, "%s_%u", sum_rows[k].name, sum_tokens[i]);
+            any |= wanted(b, name);
+        }
+    if (!any) return CEDAR_OK;
+    cedar_status st = cedar_gpu_sums_open(&b->c, &g, err);
+    if (st == CEDAR_E_UNSUPPORTED) {
+        printf("%ssums between GPUs: not measured: %s\n", b->csv ? "# " : "", err->msg);
+        return CEDAR_OK;
+    }
+    for (int i = 0; i < SUM_SIZES && !st && !*cedar_cli_stop(); i++) {
+        for (int k = 0; k < SUM_ROWS && !st; k++) st = sum_row(b, g, k, sum_tokens[i], err);
+        if (!st) sum_ratios(b, sum_tokens[i]);
+    }
+    cedar_gpu_sums_close(g);
+    return st;
+}
+
 /* --- the engine --------------------------------------------------------------------------------------------------- */
 
-static cedar_status open_engine(bench *b, bool eager, cedar_err *err) {
-    if (b->e && b->eager == eager) return CEDAR_OK;
+static cedar_status open_engine(bench *b, engine_kind k, cedar_err *err) {
+    if (b->e && b->kind.eager == k.eager && b->kind.one_stream == k.one_stream && b->kind.gpus == k.gpus &&
+        b->kind.allreduce == k.allreduce)
+        return CEDAR_OK;
     cedar_engine_close(b->e);
     b->e = NULL;
-    b->eager = eager;
+    b->kind = k;
     cedar_engine_opts o = { .backend = "cuda", .arith = CEDAR_BF16, .page_tokens = 128, .page_count = 2048,
                             .seq_count = BATCH_MAX + 4, .context_tokens = LONG + CHUNK, .step_rows = CHUNK,
-                            .step_seqs = BATCH_MAX, .verify_rows = 8, .eager = eager };
+                            .step_seqs = BATCH_MAX, .verify_rows = 8, .eager = k.eager,
+                            .one_stream = k.one_stream, .gpus = k.gpus, .allreduce = k.allreduce };
     return cedar_engine_open(b->model, &o, &b->e, err);
+}
+
+static cedar_status open_alone(bench *b, bool eager, cedar_err *err) {
+    return open_engine(b, (engine_kind){ .eager = eager, .gpus = 1 }, err);
 }
 
 static cedar_replay_rules rules_of(const bench *b, bool decoder, uint32_t kept) {
@@ -302,7 +388,7 @@ static cedar_status prefills(bench *b, bool eager, cedar_err *err) {
     cedar_status st = CEDAR_OK;
     for (size_t i = 0; i < sizeof prefill_rows / sizeof *prefill_rows && !st; i++) {
         if (prefill_rows[i].eager != eager || !wanted(b, prefill_rows[i].name)) continue;
-        st = open_engine(b, eager, err);
+        st = open_alone(b, eager, err);
         if (!st) st = prefill_one(b, &prefill_rows[i], err);
     }
     return st;
@@ -448,7 +534,7 @@ static cedar_status decodes(bench *b, uint32_t context, const char *label, cedar
     }
     if (!any) return CEDAR_OK;
     decode d = { .steps = 1 };
-    cedar_status st = open_engine(b, false, err);
+    cedar_status st = open_alone(b, false, err);
     if (!st) st = open_all(b, &d, context, err);
     for (int i = 0; i < 3 && !st; i++) {
         d.batch = batches[i];
@@ -465,13 +551,82 @@ static cedar_status decode_eager(bench *b, cedar_err *err) {
     decode d = { .steps = 1, .batch = 1 };
     const cedar_replay_rules exact = rules_of(b, false, 0);
     int64_t ns = 0;
-    cedar_status st = open_engine(b, true, err);
+    cedar_status st = open_alone(b, true, err);
     if (!st) st = cedar_seq_open(b->e, &d.seq[0], err);
     if (st) return st;
     d.open = 1;
     st = feed(b, d.seq[0], 8192, &exact, &ns, err);
     if (!st) st = decode_one(b, &d, "decode_b1_8k_eager", 8192, 0, err);
     close_all(b, &d);
+    return st;
+}
+
+/* --- decode by several GPUs --------------------------------------------------------------------------------------- */
+
+static const struct { const char *label; engine_kind kind; } several[] = {
+    { "tp1", { .gpus = 1 } },
+    { "tp1_one_stream", { .gpus = 1, .one_stream = true } },
+    { "tp2", { .gpus = 2 } },
+    { "tp2_fused", { .gpus = 2, .allreduce = CEDAR_ALLREDUCE_FUSED } },
+    { "tp2_fused_one_stream", { .gpus = 2, .allreduce = CEDAR_ALLREDUCE_FUSED, .one_stream = true } },
+    { "tp2_nccl", { .gpus = 2, .allreduce = CEDAR_ALLREDUCE_NCCL } },
+};
+static const uint32_t several_batches[] = { 1, 8, 32 };
+
+/* The floor counts bytes of all GPUs' memory and, if it was measured, the sums: two a layer of `batch` rows. */
+static cedar_status several_one(bench *b, decode *d, int i, const char *name, cedar_err *err) {
+    const result *r = NULL;
+    double experts, bytes, gpus = several[i].kind.gpus;
+    char what[200], sum[40];
+    cedar_status st = count_experts(b, d, &experts, err);
+    if (!st) st = repeat(b, name, WARM, run_decode, d, &r, err);
+    if (!st) st = cedar_decode_bytes(&b->c, experts, d->batch, 8192, &bytes, err);
+    if (st) return st;
+    snprintf(sum, sizeof sum, "allreduce_peer_%u", d->batch);
+    const result *one = find(b, sum);
+    double sums = gpus > 1 && one ? 2.0 * b->c.layers * one->p50 * 1e-6 : 0,
+           floor = bytes / b->bandwidth / gpus + sums;
+    snprintf(what, sizeof what, "step of %u at 8192 tokens on %u GPUs: floor %.2f ms, of it sums %.2f ms, %.1f tok/s",
+             d->batch, several[i].kind.gpus, 1e3 * floor, 1e3 * sums, d->batch / (r->p50 * 1e-6));
+    print_row(b, name, floor / (r->p50 * 1e-6), "of floor", r, 0, what);
+    return CEDAR_OK;
+}
+
+static cedar_status several_group(bench *b, int i, cedar_err *err) {
+    decode d = { .steps = 1 };
+    char name[40];
+    bool any = false;
+    for (int k = 0; k < 3; k++) {
+        snprintf(name, sizeof name, "decode_%s_b%u", several[i].label, several_batches[k]);
+        any |= wanted(b, name);
+    }
+    if (!any) return CEDAR_OK;
+    cedar_status st = open_engine(b, several[i].kind, err);
+    if (st && several[i].kind.gpus > 1) {
+        printf("%sdecode_%s: not measured: %s\n", b->csv ? "# " : "", several[i].label, err->msg);
+        return CEDAR_OK;
+    }
+    if (!st) st = open_all(b, &d, 8192, err);
+    for (int k = 0; k < 3 && !st; k++) {
+        d.batch = several_batches[k];
+        snprintf(name, sizeof name, "decode_%s_b%u", several[i].label, d.batch);
+        if (wanted(b, name)) st = several_one(b, &d, i, name, err);
+    }
+    if (b->e) close_all(b, &d);
+    return st;
+}
+
+static cedar_status several_gpus(bench *b, cedar_err *err) {
+    cedar_status st = CEDAR_OK;
+    for (int i = 0; i < (int)(sizeof several / sizeof *several) && !st && !*cedar_cli_stop(); i++)
+        st = several_group(b, i, err);
+    ratio_row(b, "decode_tp_gain_b1", "decode_tp1_b1", "decode_tp2_fused_b1", 1.5,
+              "one GPU over two, fused sums, batch 1");
+    ratio_row(b, "side_stream_tp1_b1", "decode_tp1_one_stream_b1", "decode_tp1_b1", 0, "one stream over side streams");
+    ratio_row(b, "side_stream_tp2_b1", "decode_tp2_fused_one_stream_b1", "decode_tp2_fused_b1", 0,
+              "the same on two GPUs, fused sums");
+    ratio_row(b, "decode_tp_gain_b8", "decode_tp1_b8", "decode_tp2_fused_b8", 0, "the same, batch 8");
+    ratio_row(b, "decode_tp_gain_b32", "decode_tp1_b32", "decode_tp2_fused_b32", 0, "the same, batch 32");
     return st;
 }
 
@@ -527,7 +682,7 @@ static cedar_status prefixes(bench *b, cedar_err *err) {
     const result *r = NULL;
     int32_t source;
     int64_t ns = 0;
-    cedar_status st = open_engine(b, false, err);
+    cedar_status st = open_alone(b, false, err);
     if (!st) st = repeat(b, "prefill_32k_cold", 0, run_prefill, &cold, &r, err);
     if (!st) {
         print_row(b, "prefill_32k_cold", cold.tokens / (r->p50 * 1e-6), "tok/s", r, 0,
@@ -546,7 +701,7 @@ static cedar_status prefixes(bench *b, cedar_err *err) {
 static cedar_status cache_bytes(bench *b, cedar_err *err) {
     if (!wanted(b, "kv_bytes") && !wanted(b, "window_bytes")) return CEDAR_OK;
     cedar_memory_plan p;
-    cedar_status st = open_engine(b, false, err);
+    cedar_status st = open_alone(b, false, err);
     if (!st) st = cedar_plan_memory(&b->c, cedar_engine_options(b->e), &p, err);
     if (st) return st;
     double token = (double)cedar_page_bytes(b->e) / cedar_engine_options(b->e)->page_tokens,
@@ -579,6 +734,7 @@ static cedar_status steps(bench *b, const char *model, cedar_err *err) {
     if (!st) st = prefills(b, true, err);
     if (!st) st = decode_eager(b, err);
     if (!st) prefill_ratios(b);
+    if (!st) st = several_gpus(b, err);
     return st;
 }
 
@@ -628,6 +784,7 @@ int cedar_cli_bench_gpu(int argc, char **argv) {
     if (!st) st = cedar_shape_find(model, b->data_dir, &b->c, &err);
     if (!st) print_head(b, &device, model);
     if (!st) st = operators(b, &err);
+    if (!st && !*cedar_cli_stop()) st = sums(b, &err);
     if (!st && !*cedar_cli_stop()) st = steps(b, model, &err);
     int stopped = *cedar_cli_stop();
     if (!st && !stopped) st = check_filters(b, &err);

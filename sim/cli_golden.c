@@ -14,17 +14,21 @@ int cedar_cli_check_golden(int argc, char **argv) {
     static const struct option options[] = { { "backend", required_argument, NULL, 'b' },
                                              { "arith", required_argument, NULL, 'a' },
                                              { "threads", required_argument, NULL, 'j' },
+                                             { "gpus", required_argument, NULL, 'g' },
                                              { "verbose", no_argument, NULL, 'v' },
                                              { NULL, 0, NULL, 0 } };
-    uint64_t threads;
+    uint64_t count;
     cedar_golden_opts o = { .backend = "cpu", .arith = CEDAR_WIDE, .line = print_line };
-    for (int c; (c = getopt_long(argc, argv, "b:a:j:v", options, NULL)) != -1;) {
+    for (int c; (c = getopt_long(argc, argv, "b:a:j:g:v", options, NULL)) != -1;) {
         if (c == 'b') o.backend = optarg;
         else if (c == 'v') o.verbose = true;
         else if (c == 'a' && !cedar_cli_arith("check-golden", optarg, &o.arith)) return CEDAR_EXIT_USAGE;
         else if (c == 'j') {
-            if (!cedar_cli_count("check-golden", "--threads", optarg, 0, 4096, &threads)) return CEDAR_EXIT_USAGE;
-            o.threads = (uint32_t)threads;
+            if (!cedar_cli_count("check-golden", "--threads", optarg, 0, 4096, &count)) return CEDAR_EXIT_USAGE;
+            o.threads = (uint32_t)count;
+        } else if (c == 'g') {
+            if (!cedar_cli_count("check-golden", "--gpus", optarg, 1, CEDAR_GPUS_MAX, &count)) return CEDAR_EXIT_USAGE;
+            o.gpus = (uint32_t)count;
         } else if (c != 'a') return cedar_cli_usage("check-golden", "an option is wrong");
     }
     if (optind == argc) return cedar_cli_usage("check-golden", "give at least one directory");

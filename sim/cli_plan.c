@@ -93,12 +93,14 @@ static void print_engine(const cedar_engine_opts *o, const cedar_memory_plan *p)
     printf("\nengine: %u sequence%s of %u tokens, pages of %u tokens, steps of %u rows\n", o->seq_count,
            o->seq_count == 1 ? "" : "s", o->context_tokens, o->page_tokens, o->step_rows);
     char note[64];
-    snprintf(note, sizeof note, "%u pages", o->page_count);
-    print_bytes("weights", p->weight_bytes, "");
-    print_bytes("KV pool", p->pool_bytes, note);
+    snprintf(note, sizeof note, o->gpus > 1 ? "its share of %u pages" : "%u pages", o->page_count);
+    if (o->gpus > 1) printf("on each of %u GPUs, the fullest of them\n", o->gpus);
+    print_bytes("weights", p->rank_weight_bytes, "");
+    print_bytes("KV pool", p->rank_pool_bytes, note);
     print_bytes("sequences", p->seq_bytes * o->seq_count, "windows, open groups, token history");
-    print_bytes("workspace", p->workspace_bytes, "");
-    print_bytes("total", p->total_bytes, "");
+    print_bytes("workspace", p->rank_workspace_bytes, "");
+    print_bytes("total", p->rank_bytes, "");
+    if (o->gpus > 1) print_bytes("all GPUs together", p->total_bytes, "");
 }
 
 /* Most sequences whose plan stays within `hbm`; 0 when not even one does. */
@@ -113,7 +115,7 @@ static cedar_status count_fitting(const cedar_config *c, cedar_engine_opts o, ui
         set_sequences(&o, mid);
         cedar_status st = cedar_plan_memory(c, &o, &p, err);
         if (st) return st;
-        if (p.total_bytes <= hbm) low = mid;
+        if (p.rank_bytes <= hbm) low = mid;
         else high = mid - 1;
     }
     *out = low;
@@ -132,7 +134,7 @@ static cedar_status plan(const cedar_config *c, cedar_engine_opts *o, uint64_t h
     st = count_fitting(c, *o, hbm, &fit, err);
     if (st) return st;
     putchar('\n');
-    print_bytes("given", hbm, "");
+    print_bytes("given", hbm, o->gpus > 1 ? "for each GPU" : "");
     if (fit) printf("%u sequence%s of %u tokens fit\n", fit, fit == 1 ? "" : "s", o->context_tokens);
     else printf("not even one sequence of %u tokens fits\n", o->context_tokens);
     return CEDAR_OK;
@@ -145,11 +147,13 @@ int cedar_cli_plan(int argc, char **argv) {
                                              { "seqs", required_argument, NULL, 's' },
                                              { "page", required_argument, NULL, 'p' },
                                              { "step", required_argument, NULL, 'r' },
+                                             { "gpus", required_argument, NULL, 'g' },
                                              { NULL, 0, NULL, 0 } };
     const char *model = NULL;
     uint64_t hbm = 0;
+    uint64_t gpus = 1;
     uint32_t context = 0, seqs = 0, page = 0, step = 0;
-    for (int c; (c = getopt_long(argc, argv, "m:b:c:s:p:r:", options, NULL)) != -1;) {
+    for (int c; (c = getopt_long(argc, argv, "m:b:c:s:p:r:g:", options, NULL)) != -1;) {
         bool ok = true;
         switch (c) {
         case 'm': model = optarg; break;
@@ -158,6 +162,9 @@ int cedar_cli_plan(int argc, char **argv) {
         case 's': ok = parse_tokens(optarg, 1u << 20, &seqs); break;
         case 'p': ok = parse_tokens(optarg, 1u << 20, &page); break;
         case 'r': ok = parse_tokens(optarg, 1u << 24, &step); break;
+        case 'g':
+            if (!cedar_cli_count("plan", "--gpus", optarg, 1, CEDAR_GPUS_MAX, &gpus)) return CEDAR_EXIT_USAGE;
+            break;
         default: return cedar_cli_usage("plan", "an option is wrong");
         }
         if (!ok) return cedar_cli_usage("plan", "\"%s\" is not a number this option takes", optarg);
@@ -175,6 +182,7 @@ int cedar_cli_plan(int argc, char **argv) {
         if (context) o.context_tokens = context;
         if (page) o.page_tokens = page;
         if (step) o.step_rows = step;
+        o.gpus = (uint32_t)gpus;
         if (o.context_tokens > (uint32_t)c->positions_max)
             st = cedar_fail(&err, CEDAR_E_ARG, "--context %u is more than the model's %d positions", o.context_tokens,
                             c->positions_max);

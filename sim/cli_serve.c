@@ -40,7 +40,8 @@ typedef struct serving {
 static const char *const taken[] = { "label", "model", "weights_seed", "backend", "arith", "threads", "lanes", "seed",
                                      "context_max", "replay", "cut", "encoder_rows", "decoder_rows",
                                      "adopt_short_hits", "prefix_cache", "page_tokens", "kv_pages",
-                                     "window_cache_bytes", "step_tokens", "chunk_tokens", "batch_max", "graphs" };
+                                     "window_cache_bytes", "step_tokens", "chunk_tokens", "batch_max", "graphs",
+                                     "gpus", "one_stream", "allreduce" };
 
 static cedar_status set_word(serving *x, const char *word, cedar_err *err) {
     char key[64];
@@ -69,6 +70,9 @@ static void make_engine_opts(serving *x) {
     e->eager = o->graphs == CEDAR_GRAPHS_OFF;
     e->arith = o->arith;
     e->threads = (uint32_t)o->threads;
+    e->gpus = (uint32_t)o->gpus;
+    e->one_stream = o->one_stream;
+    e->allreduce = o->allreduce;
     e->page_tokens = (uint32_t)o->page_tokens;
     e->context_tokens = (uint32_t)(o->context_max ? min_u64((uint64_t)o->context_max, most) : most);
     e->seq_count = e->step_seqs = (uint32_t)(o->batch_max ? min_u64(seqs, (uint64_t)o->batch_max) : seqs);
@@ -102,7 +106,7 @@ static cedar_status load(serving *x, cedar_err *err) {
                                    .grace_ns = (int64_t)x->grace_s * 1000000000,
                                    .run_id = 1 };
     make_engine_opts(x);
-    return CEDAR_OK;
+    return cedar_engine_gpus_check(x->serve.engine.backend, x->serve.engine.gpus, err);
 }
 
 /* --- the database ------------------------------------------------------------------------------------------------- */

@@ -73,16 +73,20 @@ static const cedar_verb verbs[] = {
       cedar_cli_trace },
     { "plan", "memory plan: what fits into how many bytes",
       "usage: cedar plan --model NAME|DIR [--hbm SIZE] [--context TOKENS] [--seqs N] [--page TOKENS] [--step TOKENS]\n"
+      "                  [--gpus N]\n"
       "\n"
       "Works out weights, KV pages, windows and workspace from the shape alone; nothing is loaded.\n"
       "SIZE takes kB, MB, GB (powers of 1000) and KiB, MiB, GiB; TOKENS takes k and m (1024 and 1024^2).\n"
+      "With --gpus N the weights and pages are shared out; what is shown, and SIZE, are then of one GPU.\n"
       "\n"
       "examples:\n"
       "  cedar plan --model flash-e32 --hbm 141GB --context 128k\n"
-      "  cedar plan --model tiny --context 4096 --seqs 8\n",
+      "  cedar plan --model tiny --context 4096 --seqs 8\n"
+      "  cedar plan --model flash-e128 --hbm 141GB --gpus 2\n",
       cedar_cli_plan },
     { "check-golden", "compare the engine with golden vectors",
-      "usage: cedar check-golden DIR... [--backend cpu|cuda] [--arith wide|f32|bf16] [--threads N] [-v]\n"
+      "usage: cedar check-golden DIR... [--backend cpu|cuda] [--arith wide|f32|bf16] [--threads N]\n"
+      "                          [--gpus N] [-v]\n"
       "\n"
       "Each DIR holds a checkpoint, golden.safetensors and manifest.json. Exit code 4 when a quantity misses.\n"
       "Directories of the oracle's precision \"ref\" (names ending in -ref) hold with --arith bf16 only.\n"
@@ -179,7 +183,7 @@ static const cedar_verb verbs[] = {
       "key=value: options of runs that mean the same here: model, weights_seed, backend, arith, threads, lanes\n"
       "(requests that run at the same time), seed, context_max, replay, cut, encoder_rows, decoder_rows,\n"
       "adopt_short_hits, prefix_cache, page_tokens, kv_pages, window_cache_bytes, step_tokens, chunk_tokens,\n"
-      "batch_max, graphs, label.\n"
+      "batch_max, graphs, gpus, one_stream, allreduce, label.\n"
       "\n"
       "examples:\n"
       "  cedar serve --model tiny --port 8000 lanes=8\n"

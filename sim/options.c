@@ -46,6 +46,10 @@ static const cedar_opt_info table[] = {
     { "arith", CEDAR_OPT_CHOICE, "f32", 0, 0, "wide|f32|bf16", "arithmetic between the model's own quantisers",
       AT(arith) },
     { "threads", CEDAR_OPT_INT, "0", 0, 1024, NULL, "threads of the CPU engine; 0 = all processors", AT(threads) },
+    { "gpus", CEDAR_OPT_INT, "1", 1, CEDAR_GPUS_MAX, NULL,
+      "GPUs that compute together, at most the model's output groups; on the CPU: groups of threads", AT(gpus) },
+    { "one_stream", CEDAR_OPT_BOOL, "false", 0, 0, NULL, "true: a GPU launches nothing on side streams",
+      AT(one_stream) },
 
     { "trace", CEDAR_OPT_STRING, "", 0, 0, NULL, "trace files and directories, separated by commas; required",
       AT(trace) },
@@ -200,8 +204,9 @@ static const cedar_opt_info table[] = {
     { "side_stream", CEDAR_OPT_BOOL, "false", 0, 0, NULL,
       "true: a second stream hides the kernels that the hardware file names (clock modelled)",
       AT(side_stream) },
-    { "allreduce", CEDAR_OPT_CHOICE, "plain", 0, 0, "plain|fused",
-      "all-reduces of several GPUs: alone, or with the kernel behind them in one (clock modelled)", AT(allreduce) },
+    { "allreduce", CEDAR_OPT_CHOICE, "plain", 0, 0, "plain|fused|nccl",
+      "all-reduces of several GPUs: alone, with the kernels behind them in one, or NCCL's (not modelled)",
+      AT(allreduce) },
     { "pace", CEDAR_OPT_CHOICE, "fixed", 0, 0, "fixed|measured",
       "step length on the schedule axis: pace_step_us + rows * pace_row_us, or the clock's", AT(pace) },
     { "pace_step_us", CEDAR_OPT_INT, "1000", 1, 1e9, NULL, "schedule time of a step in us", AT(pace_step_us) },
@@ -719,10 +724,11 @@ static cedar_status check_rules(const cedar_run_opts *o, cedar_err *err) {
 
 /* What an endpoint decides itself, or what needs the engine's insides: keys that must have their defaults. */
 static cedar_status check_http_only(const cedar_run_opts *o, cedar_err *err) {
-    static const char *const keys[] = { "weights_seed", "arith", "threads", "floor_mode", "admission", "replay", "cut",
-                                        "encoder_rows", "decoder_rows", "adopt_short_hits", "prefix_cache", "kv_pages",
-                                        "window_cache_bytes", "engines", "step_tokens", "chunk_tokens", "batch_max",
-                                        "continuation", "draft_tokens", "acceptance_length", "hardware", "graphs",
+    static const char *const keys[] = { "weights_seed", "arith", "threads", "gpus", "one_stream", "floor_mode",
+                                        "admission", "replay", "cut", "encoder_rows", "decoder_rows",
+                                        "adopt_short_hits", "prefix_cache", "kv_pages", "window_cache_bytes",
+                                        "engines", "step_tokens", "chunk_tokens", "batch_max", "continuation",
+                                        "draft_tokens", "acceptance_length", "hardware", "graphs", "allreduce",
                                         "pace", "pace_step_us", "pace_row_us", "steps_per_row", "quality",
                                         "quality_every", "prompt_scores" };
     for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {

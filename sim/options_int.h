@@ -36,7 +36,6 @@ typedef enum cedar_salt { CEDAR_SALT_TREE, CEDAR_SALT_NONE } cedar_salt;
 typedef enum cedar_kv_rows { CEDAR_KV_ROWS_FP4, CEDAR_KV_ROWS_FP8 } cedar_kv_rows;
 typedef enum cedar_window_store { CEDAR_WINDOWS_STEP, CEDAR_WINDOWS_PAGED } cedar_window_store;
 typedef enum cedar_kernels { CEDAR_KERNELS_SEPARATE, CEDAR_KERNELS_FUSED } cedar_kernels;
-typedef enum cedar_allreduce { CEDAR_ALLREDUCE_PLAIN, CEDAR_ALLREDUCE_FUSED } cedar_allreduce;
 typedef enum cedar_floor_mode { CEDAR_FLOOR_MARK, CEDAR_FLOOR_ADMIT } cedar_floor_mode;
 
 typedef enum cedar_routing {
@@ -60,6 +59,8 @@ struct cedar_run_opts {
     cedar_backend_kind backend;
     cedar_arith arith;
     int64_t threads;                /* 0 = all */
+    int64_t gpus;
+    bool one_stream;
 
     const char *trace;              /* paths, comma separated; "" is refused by cedar_opts_check */
     int64_t traces_max;             /* 0 = all */
@@ -133,7 +134,7 @@ struct cedar_run_opts {
     cedar_kv_rows kv_rows;
     cedar_kernels kernels;
     bool side_stream;
-    cedar_allreduce allreduce;
+    cedar_allreduce allreduce;      /* of the cost model, or of an engine's GPUs */
     cedar_pace pace;
     int64_t pace_step_us, pace_row_us;
 

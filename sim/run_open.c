@@ -64,8 +64,7 @@ static cedar_status refuse_switches(const run *r, cedar_err *err) {
         { "window_store", o->window_store != CEDAR_WINDOWS_STEP, bare,
           "the engine stores windows at the end of a step" },
         { "kernels", o->kernels != CEDAR_KERNELS_SEPARATE, modelled, "an engine has the kernels that it has" },
-        { "side_stream", o->side_stream, modelled, "the engine has one stream" },
-        { "allreduce", o->allreduce != CEDAR_ALLREDUCE_PLAIN, modelled, "the engine runs on one device" },
+        { "side_stream", o->side_stream, modelled, "a GPU has side streams unless one_stream = true" },
         { "assume", *o->assume, modelled, "time is taken from a clock, not worked out from figures" },
     };
     for (size_t i = 0; i < sizeof switches / sizeof *switches; i++)
@@ -73,6 +72,12 @@ static cedar_status refuse_switches(const run *r, cedar_err *err) {
             return cedar_fail(err, CEDAR_E_UNSUPPORTED, "%s = \"%s\": %s; take clock = \"modelled\"%s", switches[i].key,
                               cedar_opts_get(o, switches[i].key), switches[i].why,
                               modelled ? " and backend = \"none\"" : "");
+    if (modelled && o->one_stream)
+        return cedar_fail(err, CEDAR_E_UNSUPPORTED, "one_stream = true is of a GPU that computes; in modelled time "
+                          "side_stream is the switch");
+    if (modelled && o->allreduce == CEDAR_ALLREDUCE_NCCL)
+        return cedar_fail(err, CEDAR_E_UNSUPPORTED, "allreduce = \"nccl\": the cost model has no price for it; take "
+                          "\"plain\" or \"fused\"");
     return CEDAR_OK;
 }
 
@@ -155,6 +160,9 @@ static void make_engine_opts(run *r) {
     e->eager = o->graphs == CEDAR_GRAPHS_OFF;
     e->arith = o->arith;
     e->threads = (uint32_t)o->threads;
+    e->gpus = (uint32_t)o->gpus;
+    e->one_stream = o->one_stream;
+    if (o->clock != CEDAR_CLOCK_MODELLED) e->allreduce = o->allreduce;
     e->page_tokens = (uint32_t)o->page_tokens;
     uint64_t pages = (longest + e->page_tokens - 1) / e->page_tokens;
     e->page_count = (uint32_t)min_u64(o->kv_pages ? (uint64_t)o->kv_pages : 4 * (uint64_t)o->lanes * pages, INT32_MAX);
@@ -316,7 +324,8 @@ cedar_status cedar_run_open(run *r, cedar_err *err) {
     else if (o->requests_max) r->planned = min_u64(r->planned, (uint64_t)o->requests_max);
     if (http) return CEDAR_OK;
     make_engine_opts(r);
-    st = cedar_plan_memory(r->config, &r->engine_opts, &r->memory, err);
+    st = cedar_engine_gpus_check(r->engine_opts.backend, r->engine_opts.gpus, err);
+    if (!st) st = cedar_plan_memory(r->config, &r->engine_opts, &r->memory, err);
     if (!st) st = make_cost(r, err);
     if (st) return st;
     return cedar_run_backend(o) == CEDAR_BACKEND_NONE ? open_modelled(r, err) : open_engine(r, err);

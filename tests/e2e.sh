@@ -441,6 +441,37 @@ goldens() {
     exits "a changed weight is a miss: 4" 4 'MISS' "$cedar" check-golden "$out/golden"
 }
 
+# drill WHAT CODE PATTERN: a run on two ranks whose rank 1 does WHAT in step 5 ends soon, names it, and can be read
+drill() {
+    local db=$out/rank-$1.db start=$SECONDS
+    exits "rank 1 of 2 that does \"$1\" ends the run: $2" "$2" "$3" \
+        env CEDAR_RANK_FAULT="1:5:$1" "$cedar" run -q "$small" -o "$db" backend=cpu gpus=2
+    ok "$1: within 10 s" test $((SECONDS - start)) -le 10
+    same "$1: integrity" "$(sqlite3 "$db" 'PRAGMA integrity_check')" ok
+    same "$1: the steps before it are there, and the run says why" \
+        "$(sql "$db" "SELECT (SELECT COUNT(*) FROM steps), status, error LIKE '%rank 1 of 2%step 5%' FROM runs")" \
+        "4|failed|1"
+}
+
+several_ranks() {
+    exits "a run on two ranks" 0 'wrote' "$cedar" run "$small" -o "$out/ranks.db" backend=cpu gpus=2
+    exits "replay plays it again" 0 '2 runs, all the same' "$cedar" replay "$out/ranks.db"
+    same "its options say so" "$(sql "$out/ranks.db" "SELECT DISTINCT config_json ->> '\$.gpus' FROM runs")" 2
+    exits "its report too" 0 'cpu on 2 ranks' "$cedar" report "$out/ranks.db" --text
+    exits "golden vectors on three ranks" 0 ' 0 miss' "$cedar" check-golden tests/golden/tiny2-s1 --gpus 3
+    exits "an audit on two ranks, with taps" 0 'wrote' "$cedar" run -q "$out/audit.lua" -o "$out/audit-ranks.db" \
+        backend=cpu gpus=2 layers=1,3
+    exits "a plan for two GPUs" 0 'on each of 2 GPUs' "$cedar" plan --model flash-e128 --gpus 2
+    exits "gpus = 0" 1 'gpus' "$cedar" run -q "$small" -o "$out/none.db" backend=cpu gpus=0
+    exits "gpus = 9999" 1 'gpus' "$cedar" run -q "$small" -o "$out/none.db" backend=cpu gpus=9999
+    exits "more ranks than output groups" 1 'at most 2' "$cedar" run -q "$small" -o "$out/none.db" backend=cpu gpus=3
+    exits "a drill that is misspelt" 1 'RANK:STEP:WHAT' \
+        env CEDAR_RANK_FAULT=5 "$cedar" run -q "$small" -o "$out/none.db" backend=cpu gpus=2
+    drill stall 3 'rank 1 of 2 stalled at step 5'
+    drill fail 3 'rank 1 of 2 failed at step 5'
+    drill differ 4 'rank 1 of 2 has other results than rank 0 at step 5'
+}
+
 # Token ids, one a line, as int32, little endian.
 ids_to_bytes() {
     local id
@@ -543,6 +574,7 @@ modelled
 ladders
 claims
 goldens
+several_ranks
 scores
 serves
 if [ -n "${CEDAR_TALLY:-}" ]; then

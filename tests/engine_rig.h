@@ -15,6 +15,11 @@
 
 enum { TOKENS_MAX = 320 };
 
+/* Ranks of the rigs' engines. */
+#ifndef RIG_GPUS
+#define RIG_GPUS 1
+#endif
+
 typedef struct rig {
     cedar_model *model;
     const cedar_config *c;
@@ -51,6 +56,7 @@ static inline cedar_engine_opts rig_opts(cedar_arith arith) {
                                 .step_rows = TOKENS_MAX,
                                 .step_seqs = 8,
                                 .verify_rows = 4,
+                                .gpus = RIG_GPUS,
                                 .weight_cache_bytes = 1u << 30 };
 }
 

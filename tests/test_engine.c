@@ -1501,6 +1501,27 @@ START_TEST(taps_are_in_order_and_change_nothing) {
 }
 END_TEST
 
+/* Entries one by one and in stretches that begin and end anywhere in a page: the same bytes. */
+START_TEST(stretches_of_global_rows_are_their_rows) {
+    rig r = rig_tiny(CEDAR_F32);
+    cedar_replay_rules exact = rules_exact(&r);
+    int32_t seq = rig_seq(&r);
+    enum { ENTRIES = 75 };
+    static uint8_t kv[2][ENTRIES * 36], index[2][ENTRIES * 17];
+    rig_feed(&r, seq, ENTRIES, &exact, (feeding){ 0 }, NULL);
+    for (uint32_t i = 0; i < ENTRIES; i++)
+        OK(cedar_engine_read_global(r.e, seq, 4, i, 1, kv[0] + i * 36, index[0] + i * 17, err));
+    for (uint32_t first = 0; first < ENTRIES; first += 7)
+        for (uint32_t n = 1; first + n <= ENTRIES; n += 5) {
+            OK(cedar_engine_read_global(r.e, seq, 4, first, n, kv[1], index[1], err));
+            ck_assert(!memcmp(kv[0] + first * 36, kv[1], n * 36) && !memcmp(index[0] + first * 17, index[1], n * 17));
+        }
+    ck_assert(memcmp(kv[0], kv[0] + 36, 36) != 0);
+    cedar_seq_close(r.e, seq);
+    rig_close(&r);
+}
+END_TEST
+
 START_TEST(looking_inside_has_limits) {
     rig r = rig_tiny(CEDAR_F32);
     cedar_replay_rules exact = rules_exact(&r);
@@ -1573,6 +1594,7 @@ static Suite *suite(void) {
     tcase_add_test(t, steps_allocate_nothing);
     tcase_add_test_raise_signal(t, allocating_in_a_step_aborts, 6);
     tcase_add_test(t, taps_are_in_order_and_change_nothing);
+    tcase_add_test(t, stretches_of_global_rows_are_their_rows);
     tcase_add_test(t, looking_inside_has_limits);
     suite_add_tcase(s, t);
     return s;

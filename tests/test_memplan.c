@@ -64,6 +64,32 @@ START_TEST(flash_parts_are_those_of_the_specification) {
 }
 END_TEST
 
+/* A rank of two: all that is whole, and half of what is split. Sizes from the shape, in bytes with their scales. */
+START_TEST(two_gpus_share_what_is_split) {
+    cedar_config c = load("flash-e128");
+    cedar_engine_opts o = cedar_engine_defaults(&c);
+    o.page_count = 101;
+    cedar_memory_plan one = plan(&c, &o), two;
+    o.gpus = 2;
+    two = plan(&c, &o);
+    const uint64_t blocks = 43, tile = 1024, d = 5120;
+    uint64_t wq_b = 64 * 512 * 1280, wo_a = 8 * 1024 * 4096, wo_b = d * 8 * 1024;
+    uint64_t attention = (wq_b + wo_a + wo_b) / tile * (tile + 1) + 64 * 4;
+    uint64_t split = blocks * attention + one.expert_bytes + one.shared_bytes / 40 * 43 + 129280 * d * 2;
+    split += one.expert_bytes / 40 / 128 * 3 * (uint64_t)c.draft_experts;      /* the drafter's experts */
+    ck_assert_int_eq(c.q_lora, 1280);
+    ck_assert_uint_eq(one.rank_weight_bytes, one.weight_bytes);
+    ck_assert_uint_eq(one.rank_bytes, one.total_bytes);
+    ck_assert_uint_eq(two.weight_bytes, one.weight_bytes);
+    ck_assert_uint_eq(two.rank_weight_bytes, one.weight_bytes - split / 2);
+    ck_assert_uint_eq(two.rank_pool_bytes, 51 * one.page_bytes);
+    ck_assert_uint_eq(two.pool_bytes, one.pool_bytes);
+    ck_assert_uint_eq(two.rank_bytes, two.rank_weight_bytes + two.rank_pool_bytes + two.seq_bytes +
+                                          two.rank_workspace_bytes);
+    ck_assert_uint_eq(two.total_bytes, 2 * two.rank_bytes - one.page_bytes);    /* the other has a page less */
+}
+END_TEST
+
 START_TEST(flash_caches_are_those_of_the_specification) {
     cedar_config c = load("flash");
     cedar_memory_plan p = plan(&c, NULL);
@@ -203,6 +229,7 @@ int main(void) {
     tcase_set_timeout(t, 20);
     tcase_add_test(t, flash_has_the_tensors_and_elements_of_the_checkpoint);
     tcase_add_test(t, flash_parts_are_those_of_the_specification);
+    tcase_add_test(t, two_gpus_share_what_is_split);
     tcase_add_test(t, flash_caches_are_those_of_the_specification);
     tcase_add_test(t, reduced_shapes_have_the_printed_sizes);
     tcase_add_test(t, mid_has_the_printed_parameters);

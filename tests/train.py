@@ -35,8 +35,8 @@ def from_folder(folder, *names):
 
 
 checkpoint, v41, oracle_quant = from_folder("tests/oracle", "checkpoint", "v41", "quant")
-data, export, check, model, quant, sinkhorn, train = from_folder(
-    "tools/train", "data", "export", "check", "model", "quant", "sinkhorn", "train")
+attention, data, export, check, model, quant, sinkhorn, train = from_folder(
+    "tools/train", "attention", "data", "export", "check", "model", "quant", "sinkhorn", "train")
 failed = 0
 
 
@@ -131,12 +131,45 @@ def oracle(name):
     within(f"{name}: drafts", worst, 1e-9)
 
 
-def kernel():
-    """The fused Sinkhorn rounds, forward and backward, in Triton's interpreter."""
+def kernels():
+    """The Triton kernels, forward and backward, in Triton's interpreter."""
     if sinkhorn.triton is None:
-        print("SKIP fused Sinkhorn rounds: Triton is not installed")
-    else:
-        holds("fused Sinkhorn rounds, forward and backward", sinkhorn.agrees("cpu"))
+        print("SKIP fused Sinkhorn rounds and attention: Triton is not installed")
+        return
+    holds("fused Sinkhorn rounds, forward and backward", sinkhorn.agrees("cpu"))
+    holds("fused attention, forward and backward, and index scores", attention.agrees("cpu", torch.float32, 1e-5))
+
+
+def each_expert(x, ids, share, up, down, limit):
+    """What `routed` should give, row by row and pick by pick."""
+    y = 0
+    for k in range(ids.shape[1]):
+        ab = torch.einsum("noi,ni->no", up[ids[:, k]], x)
+        h = model.swiglu(ab, share[:, k, None], limit, torch.float32)
+        y = y + torch.einsum("noi,ni->no", down[ids[:, k]], h)
+    return y
+
+
+def experts():
+    """Experts as one product over sorted rows, in bf16 (by the function that GPUs use) and in float32; one has none."""
+    holds("one product of all experts", model.grouped_agrees("cpu", torch.bfloat16, 1e-2))
+    g = torch.Generator().manual_seed(2)
+    m = model.Model(model.Shape(os.path.join(ROOT, "scenarios", "models", "small.json")), data.token_map())
+    m.quantise = lambda x: x.to(m.mm)
+    ids = torch.rand(50, 6, generator=g).argsort(1)[:, :3]
+    values = [torch.randn(s, generator=g) for s in ((50, 64), (50, 3), (7, 64, 64), (7, 64, 32))]
+    grad = torch.randn(50, 64, generator=g)
+    for kind, limit in ((torch.bfloat16, 3e-2), (torch.float32, 1e-5)):
+        a = [t.to(torch.float32 if t is values[1] else kind, copy=True).requires_grad_() for t in values]
+        x, share, up, down = a
+        m.mm, m.ready = kind, {"e.w13": up, "e.w2": down}
+        got = m.routed("e", x, ids, share)[0]
+        (got * grad).sum().backward()
+        b = [t.detach().float().requires_grad_() for t in a]
+        want = each_expert(b[0], ids, *b[1:], m.c.swiglu_limit)
+        (want * grad).sum().backward()
+        pairs = [(got.detach(), want.detach())] + [(p.grad, q.grad) for p, q in zip(a, b)]
+        holds(f"experts over sorted rows in {str(kind)[6:]}", all(attention.close(p, q, limit) for p, q in pairs))
 
 
 # --- data, training, export -------------------------------------------------------------------------------------------
@@ -182,7 +215,7 @@ def made():
           data.token_map().max() + 1 == compressed["engram_compressed_vocab_size"]
           and len(data.token_map()) == data.VOCAB
           and data.token_map()[data.BYTE + ord("Q")] == data.token_map()[data.BYTE + ord("q")])
-    early, late = train.window_bounds(np.random.default_rng(3), 8, 2000, .8, "cpu")
+    early, late = train.window_bounds(np.random.default_rng(3), 8, 2000, .8)
     at = torch.arange(2000)
     holds("window bounds grow, begin at a row of their own, and are late where early",
           bool((late.diff(dim=1) >= 0).all() and (late <= at).all() and late.any()
@@ -195,19 +228,27 @@ def trained(directory, cedar):
     m = model.Model(model.Shape(toy(directory)), data.token_map(), mode="f32")
     m.initialise(1)
     optimiser, plain = train.Optimiser(m), []
-    ids, weights = (torch.from_numpy(a) for a in data.batch(DOCUMENTS, 1, 0, 4, 256))
-    still = None
-    for step in range(8):
-        total, note, counts = train.losses(m, ids.long(), weights, step, .5, 1)
-        total.backward()
-        if step == 0:
-            still = [n for n, w in m.w.items() if w.requires_grad and not n.endswith("gate.bias")
-                     and (w.grad is None or not w.grad.any())]
-        optimiser.step(.2)
-        train.balance(m, counts, .2)
-        for p in optimiser.params:
-            p.grad = None
+    batch = train.Batches(DOCUMENTS, 1, 1024, m.c.dspark_block_size, .5)[0, 256][1]
+    before = {n: w.detach().clone() for n, w in m.w.items()}
+    for step in range(9):                                       # the first without effect, as when a step is rehearsed
+        total, note, counts = train.losses(m, batch)
+        grads = torch.autograd.grad(total, optimiser.weights, allow_unused=True)
+        dial = optimiser.dial(.2, live=step > 0)
+        train.balance(m, counts, dial[4] * optimiser.step(grads, dial)[1])
+        if step == 0:       # of zero momenta; below come others
+            still = [n for n, w in m.w.items() for k, other in enumerate(optimiser.weights)
+                     if w is other and (grads[k] is None or not grads[k].any())]
+            holds("training: a rehearsed step changes nothing", all(torch.equal(w, before[n]) for n, w in m.w.items())
+                  and not any(t.any() for b in optimiser.banks for t in b.state))
         plain.append(float(note["loss"]))
+    poisoned = [g.clone() for g in grads]
+    poisoned[0].fill_(math.inf)
+    all_of = lambda: [*m.w.values(), *(t for b in optimiser.banks for t in b.state)]
+    before = [t.detach().clone() for t in all_of()]
+    optimiser.step(poisoned, dial)
+    optimiser.step(grads, optimiser.dial(.2, live=False))
+    holds("training: steps without finite gradients, and rehearsed ones, change nothing",
+          all(torch.equal(*p) for p in zip(all_of(), before)))
     holds("training: every weight has a gradient", not still, ", ".join(still[:5]))
     holds("training: the loss falls", plain[-1] < plain[0] - .3, f"{plain[0]:.2f} to {plain[-1]:.2f}")
     out = os.path.join(directory, "model")
@@ -219,7 +260,7 @@ def trained(directory, cedar):
     if cedar is None:
         print("SKIP the engine's logits of an exported model: there is no ./cedar")
         return
-    tokens = ids[0, :200].numpy().astype(np.int32)
+    tokens = batch["ids"][0, :200].numpy().astype(np.int32)
     want = check.engine_logits(cedar, out, tokens, "wide", data.VOCAB)
     got = check.training_logits(out, tokens, "wide")
     within("export: the engine's logits are the training code's", farthest(got, want), 1e-6)
@@ -234,7 +275,8 @@ def main():
     for name in ("tiny-s1", "tiny2-s1"):
         golden(name)
         oracle(name)
-    kernel()
+    kernels()
+    experts()
     made()
     with tempfile.TemporaryDirectory() as directory:
         trained(directory, a.cedar if os.path.exists(a.cedar) else None)

@@ -3,9 +3,10 @@
 #
 # usage: tools/evidence.sh -o FOLDER [-c CEDAR] [-t TEST_GPU] PART...
 #   -c, -t    the program (default ./cedar) and the GPU tests (default build/release-gcc/tests/test_gpu)
-#   parts     operators same_bits plans golden    suites of the GPU tests
+#   parts     operators ranks same_bits plans golden    suites of the GPU tests
 #             memcheck racecheck                  compute-sanitizer: the golden vectors of one tiny model; one prompt
 #             bench peers                         cedar bench gpu; torch operators beside its figures
+#             bench_ranks                         its rows about two GPUs: sums, and decode of flash-e128 on one and two
 #             agentx audit                        scenarios/h200-agentx.lua and audit-gpu.lua, with their databases
 #             audit_both                          audit-gpu on the tiny model, GPU beside CPU
 # A part's text ends with its exit status and seconds. EVIDENCE_LIMIT_S (default 590) stops a part that takes longer.
@@ -18,17 +19,17 @@ while getopts o:c:t: option; do
     o) out=$OPTARG ;;
     c) cedar=$OPTARG ;;
     t) tests=$OPTARG ;;
-    *) sed -n 's/^# \{0,1\}//; 3,12p' "$0" >&2; exit 1 ;;
+    *) sed -n 's/^# \{0,1\}//; 3,13p' "$0" >&2; exit 1 ;;
     esac
 done
 shift $((OPTIND - 1))
-[ -n "$out" ] && [ $# -gt 0 ] || { sed -n 's/^# \{0,1\}//; 3,12p' "$0" >&2; exit 1; }
+[ -n "$out" ] && [ $# -gt 0 ] || { sed -n 's/^# \{0,1\}//; 3,13p' "$0" >&2; exit 1; }
 mkdir -p "$out" || exit 1
 sanitizer=$(command -v compute-sanitizer || echo /usr/local/cuda/bin/compute-sanitizer)
 
 command_of() {
     case $1 in
-    operators | same_bits | plans | golden) echo "$tests $1" ;;
+    operators | ranks | same_bits | plans | golden) echo "$tests $1" ;;
     memcheck)
         echo "$sanitizer --tool memcheck --error-exitcode 9 $cedar check-golden tests/golden/tiny-s1" \
             "--backend cuda --arith bf16" ;;
@@ -36,6 +37,9 @@ command_of() {
         echo "$sanitizer --tool racecheck --error-exitcode 9 $cedar run tests/gpu/few_steps.lua -r" \
             "-o $out/few_steps.db" ;;
     bench) echo "$cedar bench gpu --csv --repeat ${EVIDENCE_REPEAT:-20}" ;;
+    bench_ranks)
+        echo "env NCCL_NVLS_ENABLE=0 $cedar bench gpu flash-e128 --csv --repeat ${EVIDENCE_REPEAT:-50}" \
+            "--row allreduce --row site --row decode_tp" ;;
     peers) echo "python3 tests/peers/torch_ops.py --repeat ${EVIDENCE_REPEAT:-20} --ours $out/bench.txt" ;;
     agentx) echo "$cedar run scenarios/h200-agentx.lua -r -o $out/h200-agentx.db" ;;
     audit) echo "$cedar run scenarios/audit-gpu.lua -r -o $out/audit-gpu.db" ;;

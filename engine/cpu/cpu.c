@@ -10,6 +10,7 @@ typedef struct cpu_backend {
     cedar_layout layout;
     cedar_store_cpu store;
     cedar_engine_opts opts;
+    cedar_model *own;           /* slices of a rank; NULL alone */
     cedar_forward_env env;
     const cedar_forward_ops *ops;
     void *forward;
@@ -21,41 +22,64 @@ static const cedar_forward_ops *ops_of(cedar_arith a) {
                             : &cedar_bf16_forward_ops;
 }
 
-uint64_t cedar_cpu_workspace_bytes(const cedar_config *c, const cedar_engine_opts *o) {
+/* Threads of one rank: those of the engine are shared out, and each rank has at least one. */
+static uint32_t threads_of(const cedar_engine_opts *o, uint32_t rank) {
     long online = sysconf(_SC_NPROCESSORS_ONLN);
-    uint32_t workers = o->threads ? o->threads : online > 0 ? (uint32_t)online : 1;
-    return ops_of(o->arith)->workspace_bytes(c, o, workers);
+    uint32_t all = o->threads ? o->threads : online > 0 ? (uint32_t)online : 1, ranks = o->gpus ? o->gpus : 1;
+    uint32_t own = all / ranks + (rank < all % ranks);
+    return own ? own : 1;
+}
+
+uint64_t cedar_cpu_workspace_bytes(const cedar_config *c, const cedar_engine_opts *o) {
+    return ops_of(o->arith)->workspace_bytes(c, o, threads_of(o, 0));
 }
 
 static void cpu_close(void *self) {
     cpu_backend *b = self;
     if (b->forward) b->ops->close(b->forward);
     cedar_pool_close(b->env.pool);
+    cedar_model_close(b->own);
     cedar_free(b->store.pages);
+    cedar_free(b->store.rank_pages);
     cedar_free(b->store.rings);
     cedar_free(b->store.open);
     cedar_free(b);
 }
 
-static cedar_status cpu_open(const cedar_model *m, const cedar_engine_opts *o, const cedar_layout *l, void **self,
-                             cedar_err *err) {
+static cedar_status take_store(cpu_backend *b, cedar_err *err) {
+    const cedar_engine_opts *o = &b->opts;
+    const cedar_layout *l = &b->layout;
+    const cedar_rank *rank = b->env.rank;
+    cedar_store_cpu *s = &b->store;
+    uint32_t pages = rank ? cedar_shard_pages(&rank->shard, o->page_count) : o->page_count;
+    s->rank = rank ? rank->shard.rank : 0;
+    s->ranks = rank ? rank->shard.ranks : 1;
+    s->pages = cedar_calloc(pages, l->page_bytes);
+    s->rank_pages = cedar_calloc(s->ranks, sizeof *s->rank_pages);
+    s->rings = cedar_calloc(o->seq_count, l->ring_bytes);
+    s->open = cedar_calloc((size_t)o->seq_count * l->open_reals, s->real_bytes);
+    if (!s->pages || !s->rank_pages || !s->rings || !s->open)
+        return cedar_fail(err, CEDAR_E_OOM,
+                          "no memory for %u KV pages of %llu bytes and %u sequences of %llu bytes; see `cedar plan`",
+                          pages, (unsigned long long)l->page_bytes, o->seq_count, (unsigned long long)l->ring_bytes);
+    s->rank_pages[s->rank] = s->pages;
+    if (rank && !cedar_ranks_share(rank->group, s->rank, s->pages, (void **)s->rank_pages))
+        return cedar_ranks_error(rank->group, err);
+    return CEDAR_OK;
+}
+
+static cedar_status cpu_open(const cedar_model *m, const cedar_engine_opts *o, const cedar_layout *l,
+                             const cedar_rank *rank, void **self, cedar_err *err) {
     cpu_backend *b = cedar_calloc(1, sizeof *b);
     if (!b) return cedar_fail(err, CEDAR_E_OOM, "no memory for the CPU backend");
     b->layout = *l;
     b->opts = *o;
     b->ops = ops_of(o->arith);
     b->store = (cedar_store_cpu){ .c = &m->config, .l = &b->layout, .real_bytes = b->ops->real_bytes };
-    b->store.pages = cedar_calloc(o->page_count, l->page_bytes);
-    b->store.rings = cedar_calloc(o->seq_count, l->ring_bytes);
-    b->store.open = cedar_calloc((size_t)o->seq_count * l->open_reals, b->store.real_bytes);
-    b->env = (cedar_forward_env){ .model = m, .opts = &b->opts, .store = &b->store };
-    cedar_status st = CEDAR_OK;
-    if (!b->store.pages || !b->store.rings || !b->store.open)
-        st = cedar_fail(err, CEDAR_E_OOM,
-                        "no memory for %u KV pages of %llu bytes and %u sequences of %llu bytes; see `cedar plan`",
-                        o->page_count, (unsigned long long)l->page_bytes, o->seq_count,
-                        (unsigned long long)l->ring_bytes);
-    if (!st) st = cedar_pool_open(o->threads, &b->env.pool, err);
+    b->env = (cedar_forward_env){ .model = m, .rank = rank, .opts = &b->opts, .store = &b->store };
+    cedar_status st = take_store(b, err);
+    if (!st && rank && !(st = cedar_cpu_slice(m, &rank->shard, &b->own, err))) b->env.model = b->own;
+    if (!st) st = cedar_pool_open(threads_of(o, b->store.rank), &b->env.pool, err);
     if (!st) st = b->ops->open(&b->env, &b->forward, err);
     if (st) {
         cpu_close(b);
@@ -147,19 +171,26 @@ static void cpu_tape(void *self, cedar_tape *tape) {
     b->env.tape = tape;
 }
 
-static void cpu_read_entry(const void *self, int32_t page, int32_t part, uint32_t entry, uint8_t *kv, uint8_t *index) {
+/* One record: codes of an entry, then its scales. */
+static void read_record(uint8_t *to, const uint8_t *codes, uint32_t code_bytes, const uint8_t *scales,
+                        uint32_t scale_bytes, uint32_t entry) {
+    memcpy(to, codes + (uint64_t)entry * code_bytes, code_bytes);
+    memcpy(to + code_bytes, scales + (uint64_t)entry * scale_bytes, scale_bytes);
+}
+
+static void cpu_read_entries(const void *self, int32_t page, int32_t part, uint32_t first, uint32_t count, uint8_t *kv,
+                             uint8_t *index) {
     const cpu_backend *b = self;
     const cedar_layout *l = &b->layout;
     const cedar_page_part *p = &l->part[part];
     const uint8_t *at = store_page(&b->store, page);
-    if (kv) {
-        memcpy(kv, at + p->kv_codes + (uint64_t)entry * l->kv_code_bytes, l->kv_code_bytes);
-        memcpy(kv + l->kv_code_bytes, at + p->kv_scales + (uint64_t)entry * l->kv_scale_bytes, l->kv_scale_bytes);
-    }
-    if (index) {
-        memcpy(index, at + p->index_codes + (uint64_t)entry * l->index_code_bytes, l->index_code_bytes);
-        memcpy(index + l->index_code_bytes, at + p->index_scales + (uint64_t)entry * l->index_scale_bytes,
-               l->index_scale_bytes);
+    for (uint32_t i = 0; i < count; i++) {
+        if (kv)
+            read_record(kv + (uint64_t)i * (l->kv_code_bytes + l->kv_scale_bytes), at + p->kv_codes, l->kv_code_bytes,
+                        at + p->kv_scales, l->kv_scale_bytes, first + i);
+        if (index)
+            read_record(index + (uint64_t)i * (l->index_code_bytes + l->index_scale_bytes), at + p->index_codes,
+                        l->index_code_bytes, at + p->index_scales, l->index_scale_bytes, first + i);
     }
 }
 
@@ -199,7 +230,7 @@ const cedar_backend cedar_backend_cpu = {
     .snap_load = cpu_snap_load,
     .tap = cpu_tap,
     .inject = cpu_inject,
-    .read_entry = cpu_read_entry,
+    .read_entries = cpu_read_entries,
     .read_open = cpu_read_open,
     .poison = cpu_poison,
     .tape = cpu_tape,

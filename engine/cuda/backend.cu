@@ -2,6 +2,7 @@
  * step plans as a list of launches on one stream with one wait at the end.
  *
  * Arithmetics: wide and f32 validate indexing, plans and caches against the golden vectors; bf16 is the one to run. */
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -36,6 +37,9 @@ struct work {
     void *qr, *q, *kv, *iq, *ig, *u, *att, *y, *xc, *xqc, *e, *ekv, *features_q, *main_x, *head, *extra, *row_y, *row_e,
         *latents;
     dev_moe moe;                        /* a, b, aq, out hold MOE_BATCH rows */
+    void *head_part;                    /* with several ranks: [HEAD_BATCH, columns of this one] */
+    uint16_t *sum;                      /* with several ranks, bf16 only: [R, hidden] sum of all parts */
+    unsigned long long *digest;
     int32_t *argmax, *draft_ids;
     float *logits, *confidence;
     double *freq;                       /* [2, rope / 2] plain, YaRN */
@@ -44,13 +48,16 @@ struct work {
     uint32_t *active, *kept, *logit_rows;
     /* bf16 only, packed activations: the block's input and the same through FP8 (by row), the low-rank query, whatever
      * is multiplied next, attention outputs by group, pairs */
-    uint16_t *px, *pxq, *pq, *pt, *po, *pa;
+    uint16_t *px, *pxq, *pq, *pt, *po, *pa, *ps;
     expert_tiles tiles;
     attention_work attention;
 };
 
 /* rows worked on at once where a row needs much room */
-enum { SCORE_BATCH = 128, ATTENTION_BATCH = 528, MOE_BATCH = 2048, HEAD_BATCH = 64 };
+enum { SCORE_BATCH = 128, ATTENTION_BATCH = 528, MOE_BATCH = 2048, HEAD_BATCH = 64, SUM_BATCH = 2048 };
+
+/* Up to this many rows the sum over the ranks can be fused with what follows (`cedar bench gpu --row site`). */
+enum { FUSED_ROWS = 16 };
 
 /* Inputs of a step, in pinned memory. */
 struct staging {
@@ -82,8 +89,17 @@ struct cuda_backend {
     uint64_t graph_clock;
     bool use_graphs;
     const cedar_model *model;
-    const cedar_config *c;
+    const cedar_config *c;              /* the model's, or `local`: what this rank computes of it */
+    cedar_config local;
     cedar_engine_opts o;
+    int device;
+    const cedar_rank *rank;             /* NULL: alone */
+    bool shared;                        /* several ranks on one GPU */
+    bool one_stream;
+    peer_link link;
+    peer_columns columns;               /* of the head, by rank */
+    nccl *n;                            /* rank 0's, used by all */
+    uint64_t digest;
     cedar_layout l;
     cudaStream_t stream, side[SIDES];
     cudaEvent_t forked[SIDES], joined[SIDES];
@@ -109,8 +125,8 @@ static uint32_t rows_of(const cedar_config *c, const cedar_engine_opts *o) {
     return (uint32_t)max_u64(o->step_rows, (uint64_t)c->draft_block);
 }
 
-static void carve_state(carver &m, dev &d, const cedar_engine_opts &o, const cedar_layout &l) {
-    d.pages = (uint8_t *)m.take(o.page_count, l.page_bytes);
+static void carve_state(carver &m, dev &d, const cedar_engine_opts &o, const cedar_layout &l, const cedar_shard *s) {
+    d.pages = (uint8_t *)m.take(s ? cedar_shard_pages(s, o.page_count) : o.page_count, l.page_bytes);
     d.rings = (uint8_t *)m.take(o.seq_count, l.ring_bytes);
     d.open = (uint8_t *)m.take((uint64_t)o.seq_count * l.open_reals, d.real_bytes);
     d.page_table = (int32_t *)m.take((uint64_t)o.seq_count * d.pages_per_seq, 4);
@@ -149,18 +165,20 @@ static uint16_t *take_packed(carver &m, uint64_t rows, int64_t k) {
 }
 
 /* What only the tensor-core path needs. */
-static void carve_tensor(carver &m, work &w, const cedar_config *c, uint64_t r) {
+static void carve_tensor(carver &m, work &w, const cedar_config *c, uint64_t r, const cedar_shard *s) {
     uint64_t k = max_u64(c->experts_per_token, c->draft_experts_per_token),
              pairs = max_u64(r < MOE_BATCH ? r : MOE_BATCH, 1);
     uint64_t widest =
         max_u64(max_u64((uint64_t)c->o_groups * c->o_lora, (uint64_t)c->engram_rows_per_token * c->engram_dim),
                 max_u64((uint64_t)c->target_count * c->hidden, c->hidden));
+    if (s) w.sum = (uint16_t *)m.take(r * (uint64_t)c->hidden, 2);
     w.px = take_packed(m, r, c->hidden);
     w.pxq = take_packed(m, r, c->hidden);
     w.pq = take_packed(m, r, c->q_lora);
     w.pt = take_packed(m, r, (int64_t)widest);
     w.po = take_packed(m, r * (uint64_t)c->o_groups, (int64_t)c->heads * c->head_dim / c->o_groups);
     w.pa = take_packed(m, pairs * (k + 1), c->moe_dim);
+    w.ps = take_packed(m, EXPERTS_TOGETHER ? pairs * k : 0, (int64_t)max_u64(c->hidden, c->moe_dim));
     w.tiles.tiles_max = tensor_tiles_max((uint32_t)pairs, (int)k, (int)max_u64(c->experts, c->draft_experts));
     w.tiles.pairs = (uint32_t *)m.take(pairs * k, 4);
     w.tiles.tile_expert = (int32_t *)m.take(w.tiles.tiles_max, 4);
@@ -171,11 +189,14 @@ static void carve_tensor(carver &m, work &w, const cedar_config *c, uint64_t r) 
     w.attention.keys = (dev_key *)m.take(rows * w.attention.keys_max, sizeof(dev_key));
     w.attention.fp4 = (uint8_t *)m.take(rows * w.attention.keys_max, 1);
     w.attention.count = (int32_t *)m.take(rows, 4);
-    w.attention.logits = (float *)m.take(rows * c->heads * max_u64(w.attention.keys_max, ROW_KEYS_MAX), 4);
+    uint64_t heads = s ? max_u64((uint64_t)c->heads, (uint64_t)tensor_attention_rows_heads()) : (uint64_t)c->heads;
+    w.attention.logits = (float *)m.take(rows * heads * max_u64(w.attention.keys_max, ROW_KEYS_MAX), 4);
     w.attention.total = (float *)m.take(rows * c->heads, 4);
 }
 
-static void carve_work(carver &m, work &w, const cedar_config *c, const cedar_engine_opts &o, uint64_t r, uint64_t b) {
+/* s: this rank's share; NULL: alone. */
+static void carve_work(carver &m, work &w, const cedar_config *c, const cedar_engine_opts &o, uint64_t r, uint64_t b,
+                       const cedar_shard *s) {
     uint64_t dm = c->hidden, hd = (uint64_t)c->heads * c->head_dim, experts = max_u64(c->experts, c->draft_experts);
     uint64_t k = max_u64(c->experts_per_token, c->draft_experts_per_token), block = max_u64(1, c->draft_block);
     w.qr = m.take(r * c->q_lora, b);
@@ -205,6 +226,10 @@ static void carve_work(carver &m, work &w, const cedar_config *c, const cedar_en
     w.moe.b = m.take(batch * (k + 1) * c->moe_dim, b);
     w.moe.aq = m.take(batch * (k + 1) * c->moe_dim, b);
     w.moe.out = m.take(batch * (k + 1) * dm, b);
+    if (s) {
+        w.head_part = m.take((uint64_t)HEAD_BATCH * s->vocab, b);
+        w.digest = (unsigned long long *)m.take(1, 8);
+    }
     w.argmax = (int32_t *)m.take(r, 4);
     w.draft_ids = (int32_t *)m.take(block, 4);
     w.logits = (float *)m.take(max_u64(r, block) * c->vocab, 4);
@@ -215,7 +240,7 @@ static void carve_work(carver &m, work &w, const cedar_config *c, const cedar_en
     w.active = (uint32_t *)m.take(r, 4);
     w.kept = (uint32_t *)m.take(r, 4);
     w.logit_rows = (uint32_t *)m.take(r, 4);
-    if (o.arith == CEDAR_BF16) carve_tensor(m, w, c, r);
+    if (o.arith == CEDAR_BF16) carve_tensor(m, w, c, r, s);
 }
 
 static void carve_staging(carver &m, staging &h, const cedar_engine_opts &o, uint64_t r, uint64_t pages_per_seq) {
@@ -245,16 +270,28 @@ static void sizes_of(dev &d, const cedar_config *c, const cedar_engine_opts &o) 
     d.row_max = rows_of(c, &o);
 }
 
+/* Half of a rank's inbox: for sums of a batch of rows, and for the head's columns. */
+static uint64_t inbox_bytes(const cedar_config *c, const cedar_engine_opts &o, const dev &d) {
+    uint32_t rows = d.row_max < SUM_BATCH ? d.row_max : SUM_BATCH;
+    uint64_t width = (uint64_t)c->hidden * d.stream_bytes, ranks = o.gpus;
+    return max_u64(max_u64(peers_sum_bytes((int)ranks, rows, width), ranks * FUSED_ROWS * width),
+                   (uint64_t)HEAD_BATCH * c->vocab * d.real_bytes);
+}
+
+/* With o->gpus > 1: of one rank, whose shape c is. */
 static uint64_t cuda_workspace_bytes(const cedar_config *c, const cedar_engine_opts *o) {
     dev d;
     work w;
     cedar_layout l;
+    cedar_shard s = {};
+    bool several = o->gpus > 1;
+    if (several) s.vocab = (int32_t)((c->vocab + o->gpus * CEDAR_SHARD_VOCAB_UNIT - 1) / o->gpus);   /* at most */
     cedar_layout_make(c, o->page_tokens, o->verify_rows, &l);
     sizes_of(d, c, *o);
     carver m = { NULL, 0 };
     carve_rows(m, d, c, *o, l);
-    carve_work(m, w, c, *o, d.row_max, d.real_bytes);
-    return m.used;
+    carve_work(m, w, c, *o, d.row_max, d.real_bytes, several ? &s : NULL);
+    return m.used + (several ? 2 * inbox_bytes(c, *o, d) : 0);
 }
 
 /* --- weights ------------------------------------------------------------------------------------------------------ */
@@ -265,6 +302,9 @@ struct upload {
     uint32_t count;
     bool copy;
     cedar_synth_recipe *recipe;     /* on the device */
+    /* of a rank that makes its weights: room for whole tensors, of which slices are kept */
+    uint64_t whole_data, whole_scale;
+    uint8_t *scratch;
 };
 
 /* bf16 decoding multiplies by a scale in one product, which has room for scales of any sane weight. */
@@ -278,27 +318,83 @@ static cedar_status check_scales(const cuda_backend *b, const cedar_tensor_info 
     return CEDAR_OK;
 }
 
+/* Rows [row, row + rows) of `width` bytes from byte `first` on, out of rows of `pitch` bytes. */
+static cudaError_t cut_out(uint8_t *to, const uint8_t *from, int64_t pitch, int64_t row, int64_t rows, int64_t first,
+                           int64_t width, cudaStream_t s) {
+    if (!rows || !width) return cudaSuccess;
+    return cudaMemcpy2DAsync(to, (size_t)width, from + row * pitch + first, (size_t)pitch, (size_t)width, (size_t)rows,
+                             cudaMemcpyDeviceToDevice, s);
+}
+
+/* The same cuts as cedar_slice_copy, on the device. */
+static cudaError_t keep_slice(const upload *u, const cedar_tensor_info *t, const cedar_slice &cut,
+                              const dev_weight &w) {
+    int64_t halves = t->kind == CEDAR_W_FP4 ? 1 : t->kind == CEDAR_W_BF16 ? 4 : t->kind == CEDAR_W_F32 ? 8 : 2;
+    int64_t tall = t->kind == CEDAR_W_TILES ? 32 : 1;
+    cudaError_t e = cut_out((uint8_t *)(uintptr_t)w.data, u->scratch, t->cols * halves / 2, cut.row, cut.rows,
+                            cut.col * halves / 2, cut.cols * halves / 2, u->b->stream);
+    if (e || !w.scale) return e;
+    return cut_out((uint8_t *)(uintptr_t)w.scale, u->scratch + u->whole_data, (t->cols + 31) / 32, cut.row / tall,
+                   (cut.rows + tall - 1) / tall, cut.col / 32, (cut.cols + 31) / 32, u->b->stream);
+}
+
+/* Seeded weights are made on the device. */
+static cedar_status make_weight(upload *u, const cedar_tensor_info *t, const cedar_slice &cut, const dev_weight &w,
+                                cedar_err *err) {
+    cedar_synth_recipe r;
+    cudaStream_t s = u->b->stream;
+    cedar_synth_recipe_make(u->b->model->seed, t, &r);
+    cedar_status st = check(cudaMemcpy(u->recipe, &r, sizeof r, cudaMemcpyHostToDevice), "copying a recipe", err);
+    if (st) return st;
+    uint8_t *data = (uint8_t *)(uintptr_t)w.data, *scale = (uint8_t *)(uintptr_t)w.scale;
+    if (cut.whole) {
+        launch_synth(u->recipe, w, data, scale, cedar_tensor_scale_bytes(t), s);
+    } else {
+        dev_weight whole = { t->kind, t->rows, t->cols, u->scratch, u->scratch + u->whole_data };
+        launch_synth(u->recipe, whole, u->scratch, u->scratch + u->whole_data, cedar_tensor_scale_bytes(t), s);
+        st = check(keep_slice(u, t, cut, w), "cutting weights", err);
+    }
+    return st ? st : check(cudaStreamSynchronize(s), "making weights", err);
+}
+
+static cedar_status copy_weight(upload *u, const cedar_tensor_info *t, const cedar_slice &cut, const dev_weight &w,
+                                cedar_err *err) {
+    uint64_t data = cedar_slice_data_bytes(t, &cut), scale = cedar_slice_scale_bytes(t, &cut);
+    const uint8_t *from = t->slot->data, *from_scale = t->slot->scale;
+    uint8_t *own = NULL;
+    cedar_status st = check_scales(u->b, t, cedar_tensor_scale_bytes(t), err);
+    if (!st && !cut.whole) {
+        own = (uint8_t *)cedar_calloc(data + scale + 1, 1);
+        if (!own) return cedar_fail(err, CEDAR_E_OOM, "no memory for a part of tensor %s", t->name);
+        cedar_slice_copy(t, &cut, own, own + data);
+        from = own;
+        from_scale = own + data;
+    }
+    if (!st && data)
+        st = check(cudaMemcpy((void *)(uintptr_t)w.data, from, data, cudaMemcpyHostToDevice), "copying weights", err);
+    if (!st && scale)
+        st = check(cudaMemcpy((void *)(uintptr_t)w.scale, from_scale, scale, cudaMemcpyHostToDevice), "copying scales",
+                   err);
+    cedar_free(own);
+    return st;
+}
+
 static cedar_status upload_visit(void *self, const cedar_tensor_info *t, cedar_err *err) {
     upload *u = (upload *)self;
+    const cedar_rank *rank = u->b->rank;
+    cedar_slice cut = { 0, t->rows, 0, t->cols, true };
+    if (rank) cut = cedar_shard_slice(&u->b->model->config, &rank->shard, t);
     u->count++;
-    uint64_t data = cedar_tensor_data_bytes(t), scale = cedar_tensor_scale_bytes(t);
+    uint64_t data = cedar_slice_data_bytes(t, &cut), scale = cedar_slice_scale_bytes(t, &cut);
     uint8_t *at = (uint8_t *)u->m.take(data, 1), *at_scale = scale ? (uint8_t *)u->m.take(scale, 1) : NULL;
-    if (!u->copy) return CEDAR_OK;
-    dev_weight w = { t->slot->kind, t->slot->rows, t->slot->cols, at, at_scale };
-    u->b->weight[t->slot->index] = w;
-    if (u->b->model->seeded) {
-        cedar_synth_recipe r;
-        cedar_synth_recipe_make(u->b->model->seed, t, &r);
-        cedar_status made = check(cudaMemcpy(u->recipe, &r, sizeof r, cudaMemcpyHostToDevice), "copying a recipe", err);
-        if (made) return made;
-        launch_synth(u->recipe, w, at, at_scale, scale, u->b->stream);
-        return check(cudaStreamSynchronize(u->b->stream), "making weights", err);
+    if (!cut.whole) {
+        u->whole_data = max_u64(u->whole_data, cedar_tensor_data_bytes(t));
+        u->whole_scale = max_u64(u->whole_scale, cedar_tensor_scale_bytes(t));
     }
-    cedar_status st = check_scales(u->b, t, scale, err);
-    if (!st) st = check(cudaMemcpy(at, t->slot->data, data, cudaMemcpyHostToDevice), "copying weights", err);
-    if (!st && scale)
-        st = check(cudaMemcpy(at_scale, t->slot->scale, scale, cudaMemcpyHostToDevice), "copying scales", err);
-    return st;
+    if (!u->copy) return CEDAR_OK;
+    dev_weight w = { t->slot->kind, cut.rows, cut.cols, at, at_scale };
+    u->b->weight[t->slot->index] = w;
+    return u->b->model->seeded ? make_weight(u, t, cut, w, err) : copy_weight(u, t, cut, w, err);
 }
 
 static cedar_status upload_experts(cuda_backend *b, int32_t i, cedar_err *err) {
@@ -321,8 +417,8 @@ static cedar_status upload_experts(cuda_backend *b, int32_t i, cedar_err *err) {
 
 static cedar_status upload_weights(cuda_backend *b, cedar_err *err) {
     cedar_model *m = (cedar_model *)(uintptr_t)b->model;    /* the visitor hands out slots; nothing is changed */
-    upload u = { b, { NULL, 0 }, 0, false, NULL };
-    cedar_status st = cedar_tensors_visit(b->c, m, upload_visit, &u, err);
+    upload u = { b, { NULL, 0 }, 0, false, NULL, 0, 0, NULL };
+    cedar_status st = cedar_tensors_visit(&m->config, m, upload_visit, &u, err);
     if (st) return st;
     int32_t blocks = b->c->layers + b->c->stages;
     b->weight = (dev_weight *)cedar_calloc(u.count, sizeof *b->weight);
@@ -337,9 +433,13 @@ static cedar_status upload_weights(cuda_backend *b, cedar_err *err) {
     u.m.base = b->weights_mem;
     u.m.used = 0;
     u.copy = true;
+    u.whole_data = (u.whole_data + 255) / 256 * 256;
     if (m->seeded) st = check(cudaMalloc(&u.recipe, sizeof *u.recipe), "taking memory for a recipe", err);
-    if (!st) st = cedar_tensors_visit(b->c, m, upload_visit, &u, err);
+    if (!st && m->seeded && u.whole_data)
+        st = check(cudaMalloc(&u.scratch, u.whole_data + u.whole_scale), "taking memory for whole weights", err);
+    if (!st) st = cedar_tensors_visit(&m->config, m, upload_visit, &u, err);
     cudaFree(u.recipe);
+    cudaFree(u.scratch);
     for (int32_t i = 0; i < blocks && !st; i++) st = upload_experts(b, i, err);
     return st;
 }
@@ -349,6 +449,11 @@ static cedar_status upload_weights(cuda_backend *b, cedar_err *err) {
 static void cuda_close(void *self) {
     cuda_backend *b = (cuda_backend *)self;
     if (!b) return;
+    cudaSetDevice(b->device);
+    if (b->rank) {
+        if (b->rank->shard.rank == 0) nccl_close(b->n);
+        peers_close(&b->link);
+    }
     for (int i = 0; i < GRAPHS_MAX; i++)
         if (b->graphs[i].exec) cudaGraphExecDestroy(b->graphs[i].exec);
     if (b->stream) cudaStreamDestroy(b->stream);
@@ -396,12 +501,13 @@ static cedar_status fill_constants(cuda_backend *b, cedar_err *err) {
 }
 
 static cedar_status take_memory(cuda_backend *b, cedar_err *err) {
+    const cedar_shard *s = b->rank ? &b->rank->shard : NULL;
     sizes_of(b->d, b->c, b->o);
     carver m = { NULL, 0 };
-    carve_state(m, b->d, b->o, b->l);
+    carve_state(m, b->d, b->o, b->l, s);
     b->state_bytes = m.used;
     carve_rows(m, b->d, b->c, b->o, b->l);
-    carve_work(m, b->w, b->c, b->o, b->d.row_max, b->d.real_bytes);
+    carve_work(m, b->w, b->c, b->o, b->d.row_max, b->d.real_bytes, s);
     if (cudaMalloc(&b->memory, m.used) != cudaSuccess) {
         size_t left = 0, total = 0;
         cudaMemGetInfo(&left, &total);
@@ -413,9 +519,9 @@ static cedar_status take_memory(cuda_backend *b, cedar_err *err) {
     }
     m.base = b->memory;
     m.used = 0;
-    carve_state(m, b->d, b->o, b->l);
+    carve_state(m, b->d, b->o, b->l, s);
     carve_rows(m, b->d, b->c, b->o, b->l);
-    carve_work(m, b->w, b->c, b->o, b->d.row_max, b->d.real_bytes);
+    carve_work(m, b->w, b->c, b->o, b->d.row_max, b->d.real_bytes, s);
     carver p = { NULL, 0 };
     carve_staging(p, b->h, b->o, b->d.row_max, b->d.pages_per_seq);
     cedar_status st = check(cudaMallocHost(&b->pinned, p.used), "taking pinned host memory", err);
@@ -437,7 +543,7 @@ static cedar_status check_shape(const cedar_config *c, const cedar_engine_opts *
 
 static cedar_status make_streams(cuda_backend *b, cedar_err *err) {
     cudaError_t e = cudaStreamCreateWithFlags(&b->stream, cudaStreamNonBlocking);
-    for (int i = 0; i < SIDES && !e; i++) {
+    for (int i = 0; i < SIDES && !e && !b->one_stream; i++) {
         e = cudaStreamCreateWithFlags(&b->side[i], cudaStreamNonBlocking);
         if (!e) e = cudaEventCreateWithFlags(&b->forked[i], cudaEventDisableTiming);
         if (!e) e = cudaEventCreateWithFlags(&b->joined[i], cudaEventDisableTiming);
@@ -445,8 +551,88 @@ static cedar_status make_streams(cuda_backend *b, cedar_err *err) {
     return check(e, "making streams", err);
 }
 
-static cedar_status cuda_open(const cedar_model *m, const cedar_engine_opts *o, const cedar_layout *l, void **self,
-                              cedar_err *err) {
+/* --- several ranks ------------------------------------------------------------------------------------------------ */
+
+/* Which GPU, and what that asks for. */
+static cedar_status place_rank(cuda_backend *b, int devices, cedar_err *err) {
+    if (!b->rank) return check(cudaGetDevice(&b->device), "asking for the GPU", err);
+    const cedar_shard *s = &b->rank->shard;
+    const char *loading = getenv("CUDA_MODULE_LOADING");
+    b->shared = (uint32_t)devices < s->ranks;
+    b->one_stream = b->one_stream || b->shared;     /* fewer queues that one rank's waits could block for another's */
+    b->device = (int)(s->rank % (uint32_t)devices);
+    if (s->ranks > CEDAR_CUDA_RANKS_MAX)
+        return cedar_fail(err, CEDAR_E_UNSUPPORTED, "gpus is %u; backend \"cuda\" takes up to %d", s->ranks,
+                          CEDAR_CUDA_RANKS_MAX);
+    /* a kernel that is loaded at its first launch may have to wait for the GPU, which waits for that kernel */
+    if (b->shared && (!loading || strcmp(loading, "EAGER")))
+        return cedar_fail(err, CEDAR_E_ARG,
+                          "gpus is %u, but this machine has %d; to let ranks share a GPU, as tests do, set "
+                          "CUDA_MODULE_LOADING=EAGER in the environment",
+                          s->ranks, devices);
+    if (b->shared && b->o.allreduce == CEDAR_ALLREDUCE_NCCL)
+        return cedar_fail(err, CEDAR_E_UNSUPPORTED, "allreduce is \"nccl\", which needs a GPU for each of %u ranks; "
+                          "there are %d", s->ranks, devices);
+    return check(cudaSetDevice(b->device), "choosing a GPU", err);
+}
+
+static cedar_status open_nccl(cuda_backend *b, cedar_err *err) {
+    const cedar_shard *s = &b->rank->shard;
+    int device[CEDAR_CUDA_RANKS_MAX];
+    void *all[CEDAR_CUDA_RANKS_MAX];
+    for (uint32_t r = 0; r < s->ranks; r++) device[r] = (int)r;
+    cedar_status st = s->rank == 0 ? nccl_open((int)s->ranks, device, &b->n, err) : CEDAR_OK;
+    if (st) return st;
+    if (!cedar_ranks_share(b->rank->group, s->rank, b->n, all)) return cedar_ranks_error(b->rank->group, err);
+    b->n = (nccl *)all[0];
+    return check(cudaSetDevice(b->device), "choosing a GPU", err);
+}
+
+/* After all memory is there: connects this rank with the others. */
+static cedar_status join_ranks(cuda_backend *b, cedar_err *err) {
+    const cedar_rank *rank = b->rank;
+    const cedar_config *whole = &b->model->config;
+    const cedar_shard *s = &rank->shard;
+    void *links[CEDAR_CUDA_RANKS_MAX], *pools[CEDAR_CUDA_RANKS_MAX];
+    cedar_status st = check(peers_open(&b->link, (int)s->rank, (int)s->ranks, b->shared,
+                                       inbox_bytes(whole, b->o, b->d)),
+                            "taking memory for exchanges", err);
+    if (st) return st;
+    if (!cedar_ranks_share(rank->group, s->rank, &b->link, links) ||
+        !cedar_ranks_share(rank->group, s->rank, b->d.pages, pools))
+        return cedar_ranks_error(rank->group, err);
+    st = check(peers_connect(&b->link, (peer_link *const *)links),
+               "switching on access between GPUs (gpus > 1 needs NVLink or PCIe peer access)", err);
+    b->d.rank = (int32_t)s->rank;
+    b->d.ranks = (int32_t)s->ranks;
+    for (uint32_t r = 0; r < s->ranks && !st; r++) {
+        cedar_shard other;
+        b->d.pages_of[r] = (uint8_t *)pools[r];
+        st = cedar_shard_make(whole, r, s->ranks, &other, err);
+        if (!st) b->columns.first[r + 1] = other.vocab_first + other.vocab;
+    }
+    return !st && b->o.allreduce == CEDAR_ALLREDUCE_NCCL ? open_nccl(b, err) : st;
+}
+
+/* A rank's launches are done, or have given up. */
+static cedar_status wait_for_ranks(cuda_backend *b, const char *what, cedar_err *err) {
+    const cedar_rank *rank = b->rank;
+    cudaError_t e;
+    while ((e = cudaStreamQuery(b->stream)) == cudaErrorNotReady) {
+        (void)cudaGetLastError();
+        if (cedar_ranks_broken(rank->group)) peers_stop(&b->link);
+        sched_yield();
+    }
+    cedar_status st = check(e, what, err);
+    int late = peers_fault(&b->link);
+    if (st || late < 0) return st;
+    cedar_ranks_fail(rank->group, (uint32_t)late, CEDAR_E_LIVENESS,
+                     "its part of an exchange between GPUs did not come within 5 s");
+    return cedar_ranks_error(rank->group, err);
+}
+
+static cedar_status cuda_open(const cedar_model *m, const cedar_engine_opts *o, const cedar_layout *l,
+                              const cedar_rank *rank, void **self, cedar_err *err) {
     int devices = 0;
     if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0)
         return cedar_fail(err, CEDAR_E_CUDA, "backend \"cuda\" finds no GPU on this machine");
@@ -457,13 +643,21 @@ static cedar_status cuda_open(const cedar_model *m, const cedar_engine_opts *o, 
     b->o = *o;
     b->l = *l;
     b->use_graphs = !o->eager;
+    b->one_stream = o->one_stream;
+    b->rank = rank;
+    if (rank) {
+        cedar_shard_config(&m->config, &rank->shard, &b->local);
+        b->c = &b->local;
+    }
     cedar_status st = check_shape(&m->config, o, err);
+    if (!st) st = place_rank(b, devices, err);
     if (!st) st = make_streams(b, err);
     if (!st) st = check(tensor_prepare(), "setting up kernels", err);
     if (!st) st = check(tensor_attention_prepare(), "setting up kernels", err);
     if (!st) st = upload_weights(b, err);
     if (!st) st = take_memory(b, err);
     if (!st) st = fill_constants(b, err);
+    if (!st && rank) st = join_ranks(b, err);
     if (!st) st = check(cudaDeviceSynchronize(), "opening", err);
     if (st) {
         cuda_close(b);
@@ -556,6 +750,8 @@ template <class A> struct forward {
     uint32_t n;                         /* rows that run now */
     const uint32_t *list;               /* their ids, on the host */
     bool pooled;
+    bool collapsed;                     /* the last sums into the streams have made the next input, too */
+    bool nccl_ok;                       /* no call of NCCL has failed */
 
     dev_weight W(const cedar_weight &w) const {
         static const dev_weight none = { CEDAR_W_NONE, 0, 0, NULL, NULL };
@@ -567,9 +763,10 @@ template <class A> struct forward {
 
     /* Launches made by `work` go to a side stream, after all before them; join makes the main stream wait for them.
      * With a tap everything stays on one stream, which is what the tap reads behind. */
+    bool one_stream() const { return b->one_stream || b->tap; }
     template <class Work> void fork(int side, Work work) {
         cudaStream_t main = s;
-        if (!b->tap) {
+        if (!one_stream()) {
             cudaEventRecord(b->forked[side], s);
             s = b->side[side];
             cudaStreamWaitEvent(s, b->forked[side], 0);
@@ -578,13 +775,13 @@ template <class A> struct forward {
         s = main;
     }
     void join(int side) {
-        if (b->tap) return;
+        if (one_stream()) return;
         cudaEventRecord(b->joined[side], b->side[side]);
         cudaStreamWaitEvent(s, b->joined[side], 0);
     }
 
     /* On the main stream the linear layers of few rows follow a kernel with nothing to join in between. */
-    chain chained() const { return chain{ s, s == b->stream }; }
+    chain chained() const { return chain{ s, s == b->stream, b->shared }; }
 
     operand packed(const uint16_t *x, bool indexed) const {
         return operand{ x, indexed ? d.active : NULL, 1, 0, !few_rows(n) };
@@ -598,9 +795,9 @@ template <class A> struct forward {
     /* x its values (of the other arithmetics), p the same packed, under the same row numbers. */
     void linear(const cedar_weight &w, dev_rows x, const uint16_t *p, void *y, bool round) {
         if constexpr (tensor)
-            tensor_linear(W(w), packed(p, x.indexed), n, result{ y, w.rows, round ? AS_ROUNDED : AS_SUMMED },
+            tensor_linear(W(w), packed(p, x.indexed), n, result{ y, W(w).rows, round ? AS_ROUNDED : AS_SUMMED },
                           chained());
-        else launch_linear<A>(d, n, W(w), 0, w.rows, x, by_place(y, w.rows), round, s);
+        else launch_linear<A>(d, n, W(w), 0, W(w).rows, x, by_place(y, W(w).rows), round, s);
     }
     hc_site site(const cedar_weight &fn, const cedar_weight &base, const cedar_weight &scale) const {
         return hc_site{ W(fn), W(base), W(scale) };
@@ -608,11 +805,21 @@ template <class A> struct forward {
 
     /* A block's normed input: x by row and what the linear layers read, with `both` also without FP8. */
     void collapse(const void *pre, const cedar_weight &gain, void *x, void *xq, bool indexed, bool both) {
-        if constexpr (tensor)
-            tensor_collapse(d, n, pre, W(gain), indexed, !few_rows(n), both ? b->w.px : NULL, b->w.pxq,
-                            chained());
-        else launch_collapse<A>(d, n, pre, W(gain), x, xq, indexed, s);
+        if constexpr (!tensor) launch_collapse<A>(d, n, pre, W(gain), x, xq, indexed, s);
+        else if (!collapsed) tensor_collapse(d, n, into(pre, gain, indexed, both), chained());
+        collapsed = false;
     }
+    collapse_into into(const void *pre, const cedar_weight &gain, bool indexed, bool both) const {
+        return collapse_into{ pre, W(gain), indexed, !few_rows(n), both ? b->w.px : NULL, b->w.pxq };
+    }
+    /* Streams expanded with y, or with the sum of m's experts if that is NULL, and the input that `to` tells of. The
+     * side stream with their coefficients must have been joined before the kernel before this one was launched. */
+    void expand_collapse(const real *y, const dev_moe &m, const collapse_into &to) {
+        tensor_expand_collapse(d, n, (const float *)y, m, to, chained());
+        collapsed = true;
+    }
+    /* Sources also read a block's input as it is without FP8. */
+    bool reads_plain(int32_t layer) const { return c->is_kv_source[layer] || c->is_index_source[layer]; }
 
     void engram(const cedar_block *k, int32_t layer) {
         const int64_t *e = b->w.engram + (size_t)c->engram_at[layer] * 3 * CEDAR_ENGRAM_ROWS_MAX;
@@ -639,7 +846,7 @@ template <class A> struct forward {
         fork(SIDE_HC, [&] {
             launch_hc<A>(d, n, site(k->hc_attn_fn, k->hc_attn_base, k->hc_attn_scale), d.pre_attn, s);
         });
-        collapse(d.pre, k->attn_norm, d.x, d.xq, true, !draft && (c->is_kv_source[layer] || c->is_index_source[layer]));
+        collapse(d.pre, k->attn_norm, d.x, d.xq, true, !draft && reads_plain(layer));
         fork(SIDE_KV, [&] { keys(k, layer, kind, draft); });
     }
 
@@ -663,6 +870,7 @@ template <class A> struct forward {
             launch_comp_store<A>(d, n, b->w.kv, 1, false, s);
         }
         groups(k, layer);
+        if (b->rank) peers_meet(b->link.p, s);  /* their owners have written them */
     }
 
     /* Compressed entries this step completes. */
@@ -716,11 +924,19 @@ template <class A> struct forward {
         else launch_norm<A>(d, n, W(gain), x, width, x, s);
     }
 
+    /* For few rows the memory idles while small launches wait for each other: what is read next comes nearer meanwhile.
+     * Joined with the shared expert. */
+    void prefetch(const cedar_weight &w) {
+        if constexpr (tensor)
+            if (few_rows(n) && !b->one_stream) fork(SIDE_SHARED, [&] { tensor_prefetch(W(w), s); });
+    }
+
     void query(const cedar_block *k, int kind) {
+        prefetch(k->wq_b);
         linear(k->wq_a, by_row(d.xq, c->hidden), b->w.pxq, b->w.qr, true);
         norm(k->q_norm, b->w.qr, c->q_lora, b->w.pq);
         if (whole_rows())
-            tensor_linear(W(k->wq_b), packed(b->w.pq, false), n, result{ b->w.q, k->wq_b.rows, AS_BF16 }, chained());
+            tensor_linear(W(k->wq_b), packed(b->w.pq, false), n, result{ b->w.q, W(k->wq_b).rows, AS_BF16 }, chained());
         else linear(k->wq_b, by_place(b->w.qr, c->q_lora), b->w.pq, b->w.q, true);
         if (!whole_rows()) launch_rope_heads<A>(d, n, b->w.q, c->heads, c->head_dim, kind, 1, s);
     }
@@ -733,17 +949,17 @@ template <class A> struct forward {
     /* w.u = each group of heads of w.q times its rows of w. */
     void grouped(const cedar_weight &w, int64_t k_count) {
         int groups = c->o_groups;
-        int64_t rows = w.rows / groups;
+        int64_t w_rows = W(w).rows, rows = w_rows / groups;
         if constexpr (tensor) {
             if (!whole_rows())
                 tensor_pack(b->w.q, false, k_count, NULL, n * (uint32_t)groups, k_count, false, !few_rows(n),
                             b->w.po, chained());
             tensor_groups(W(w), groups, operand{ b->w.po, NULL, groups, 0, !few_rows(n) }, n,
-                          result{ b->w.u, w.rows, AS_BF16 }, chained());
+                          result{ b->w.u, w_rows, AS_BF16 }, chained());
         } else {
             for (int g = 0; g < groups; g++)
                 launch_linear<A>(d, n, W(w), g * rows, rows, by_place((real *)b->w.q + g * k_count, groups * k_count),
-                                 by_place((real *)b->w.u + g * rows, w.rows), true, s);
+                                 by_place((real *)b->w.u + g * rows, w_rows), true, s);
         }
     }
 
@@ -755,47 +971,147 @@ template <class A> struct forward {
         if (!tensor) launch_quantise<A>(b->w.u, b->w.u, n * u_width / 32, s);
         if constexpr (tensor)
             tensor_pack(b->w.u, true, u_width, NULL, n, u_width, true, !few_rows(n), b->w.pt, chained());
+        if (tensor && b->rank) {
+            tensor_linear(W(k->wo_b), packed(b->w.pt, false), n, result{ b->w.att, c->hidden, AS_BF16 }, chained());
+            end_attention(k);
+            return;
+        }
         linear(k->wo_b, by_place(b->w.u, u_width), b->w.pt, b->w.att, true);
-        join(SIDE_HC);
+        if (b->rank) sum_reals(b->w.att, false);
+        if constexpr (tensor)
+            if (tensor_expand_collapse_can(d, n)) {
+                expand_collapse((const real *)b->w.att, b->w.moe, into(d.pre_attn, k->ffn_norm, false, true));
+                return;
+            }
         launch_expand<A>(d, n, b->w.att, s);
     }
 
-    /* Rows [first, first + count) of the list through the experts and into the streams. */
-    void run_experts(uint32_t first, uint32_t count, const dev_moe &m) {
+    /* --- with several ranks: their parts of a sub-layer's output are added --- */
+
+    void sum_reals(void *y, bool none) {
+        for (uint32_t first = 0; first < n; first += SUM_BATCH) {
+            uint32_t count = n - first < SUM_BATCH ? n - first : SUM_BATCH;
+            real *at = (real *)y + (uint64_t)first * c->hidden;
+            if (b->n && none) cudaMemsetAsync(at, 0, (uint64_t)count * c->hidden * sizeof(real), s);
+            if (b->n) nccl_ok &= nccl_sum(b->n, d.rank, at, at, (uint64_t)count * c->hidden, sizeof(real), s);
+            else peers_sum_reals(b->link.p, at, none, count, c->hidden, SUM_AS_MEASURED, s);
+        }
+    }
+
+    /* part [rows, hidden] of this rank, NULL: zeros -> w.sum from row `first` on. */
+    void sum_rows(const uint16_t *part, uint32_t first, uint32_t rows, chain how) {
+        uint16_t *out = b->w.sum + (uint64_t)first * c->hidden;
+        uint64_t bytes = (uint64_t)rows * c->hidden * 2;
+        if (!b->n) {
+            peers_sum(b->link.p, part, rows, c->hidden, out, SUM_AS_MEASURED, how);
+            return;
+        }
+        if (!part) cudaMemsetAsync(out, 0, bytes, s);
+        nccl_ok &= nccl_sum(b->n, d.rank, part ? part : out, out, bytes / 2, 2, s);
+    }
+
+    bool fuses() const {
+        return tensor && b->o.allreduce == CEDAR_ALLREDUCE_FUSED && n <= FUSED_ROWS && tensor_site_can(d, b->link.p, n);
+    }
+
+    void end_attention(const cedar_block *k) {
+        if (fuses()) {
+            tensor_site(d, b->link.p, (const uint16_t *)b->w.att, n, into(d.pre_attn, k->ffn_norm, false, true),
+                        chained());
+            collapsed = true;
+            return;
+        }
+        for (uint32_t first = 0; first < n; first += SUM_BATCH) {
+            uint32_t count = n - first < SUM_BATCH ? n - first : SUM_BATCH;
+            sum_rows((const uint16_t *)b->w.att + (uint64_t)first * c->hidden, first, count,
+                     chain{ s, first == 0 && s == b->stream });
+        }
+        tensor_expand(d, n, b->w.sum, s);
+    }
+
+    /* Rows [first, first + count) of the list: m.out of this rank's part of the experts; next: as in ffn. */
+    void end_experts(uint32_t first, uint32_t count, const dev_moe &m, int32_t next) {
+        bool none = m.moe_dim == 0;
+        chain alone = { s, false };
+        if (next >= 0 && count == n && fuses()) {
+            collapse_into to = into(d.pre, b->model->blocks[next].attn_norm, true, reads_plain(next));
+            if (none) tensor_site(d, b->link.p, NULL, n, to, alone);
+            else tensor_site_experts(d, b->link.p, m, n, to, alone);
+            collapsed = true;
+            return;
+        }
+        dev rows = d;
+        rows.active += first;
+        if (none) {
+            sum_rows(NULL, first, count, alone);
+        } else if (b->n) {
+            tensor_sum_experts(m, count, c->hidden, (uint16_t *)b->w.att, s);
+            sum_rows((const uint16_t *)b->w.att, first, count, alone);
+        } else {
+            peers_sum_experts(b->link.p, m, count, c->hidden, b->w.sum + (uint64_t)first * c->hidden, SUM_AS_MEASURED,
+                              alone);
+        }
+        tensor_expand(rows, count, b->w.sum + (uint64_t)first * c->hidden, s);
+    }
+
+    /* Rows [first, first + count) of the list through the experts and into the streams; next: as in ffn. */
+    void run_experts(uint32_t first, uint32_t count, const dev_moe &m, int32_t next) {
         if constexpr (!tensor) {
-            launch_moe<A>(d, count, m, (const real *)b->w.xqc + (uint64_t)first * c->hidden,
-                          (real *)b->w.y + (uint64_t)first * c->hidden, s);
+            uint64_t at = (uint64_t)first * c->hidden;
+            if (m.moe_dim == 0) launch_route<A>(count, m, chain{ s, false });      /* taps look at it */
+            else launch_moe<A>(d, count, m, (const real *)b->w.xqc + at, (real *)b->w.y + at, s);
         } else {
             int slots = m.per_token + 1;
             bool woven = !few_rows(n);
             const uint16_t *x = b->w.pxq + (uint64_t)first * (uint64_t)padded(c->hidden);
             expert_tiles t = b->w.tiles;
             tensor_tiles(count, m.per_token, m.experts, woven, &t);
+            t.sorted = t.sorted && !b->shared;
             uint16_t *a = (uint16_t *)m.a, *g = (uint16_t *)m.b, *out = (uint16_t *)m.out;
             int64_t ld = m.moe_dim, shared_at = m.per_token * ld, dm = c->hidden;
+            bool some = ld > 0;                 /* of a rank's share there may be nothing */
             operand px = { x, NULL, 1, 0, woven }, pa = { b->w.pa, NULL, slots, m.per_token, woven },
                     plain = { b->w.px + (uint64_t)first * (uint64_t)padded(dm), NULL, 1, 0, woven };
-            fork(SIDE_SHARED, [&] {
+            fork(SIDE_SHARED, [&] {             /* all of it beside the router, which leaves the device idle */
+                if (!some) return;
+                chain next = { s, true, b->shared };
                 tensor_linear_two(m.shared1, m.shared3, px, count, result{ a + shared_at, slots * ld, AS_BF16 },
                                   g + shared_at, chained());
+                tensor_act(m, m.per_token, 1, count, woven, b->w.pa, next);
+                tensor_linear(m.shared2, pa, count, result{ out + m.per_token * dm, slots * dm, AS_BF16 }, next);
             });
             tensor_linear(m.gate, plain, count, result{ m.z, m.experts, AS_SUMMED }, chained());
-            launch_route<A>(count, m, chained());
-            tensor_sort(m.ids, count, m.per_token, m.experts, woven, t, s);
-            tensor_experts(m.w1, 2, 2 * m.experts, ld, x, woven, slots, t, result{ a, ld, AS_BF16 }, g, chained());
-            join(SIDE_SHARED);
-            tensor_act(m, count, woven, b->w.pa, s);
-            fork(SIDE_SHARED, [&] {
-                tensor_linear(m.shared2, pa, count, result{ out + m.per_token * dm, slots * dm, AS_BF16 }, chained());
-            });
-            tensor_experts(m.w2, 1, 0, dm, b->w.pa, woven, 1, t, result{ out, dm, AS_BF16 }, out, chained());
-            join(SIDE_SHARED);
+            if (!some) {
+                launch_route<A>(count, m, chained());
+                join(SIDE_SHARED);
+                if (first == 0) join(SIDE_HC);
+                end_experts(first, count, m, next);
+                return;
+            }
+            if (tensor_route_can(m, n)) {
+                tensor_route(m, count, t, chained());
+            } else {
+                launch_route<A>(count, m, chained());
+                tensor_sort(m.ids, count, m.per_token, m.experts, woven, t, s);
+            }
+            if (t.sorted) tensor_gather(x, dm, count, slots, t, b->w.ps, s);
+            tensor_experts(m.w1, 2, 2 * m.experts, ld, dm, t.sorted ? b->w.ps : x, woven, slots, t,
+                           result{ a, ld, AS_BF16 }, g, chained());
+            join(SIDE_SHARED);                  /* both long done: the sum at the end then waits for one kernel only */
             if (first == 0) join(SIDE_HC);
-            tensor_expand_experts(d, first, count, m, s);
+            tensor_act(m, 0, m.per_token, count, woven, b->w.pa, chain{ s, false });
+            if (t.sorted) tensor_gather(b->w.pa, ld, count * (uint32_t)slots, 1, t, b->w.ps, s);
+            tensor_experts(m.w2, 1, 0, dm, ld, t.sorted ? b->w.ps : b->w.pa, woven, 1, t, result{ out, dm, AS_BF16 },
+                           out, chained());
+            if (b->rank) end_experts(first, count, m, next);
+            else if (next >= 0 && tensor_expand_collapse_can(d, n))
+                expand_collapse(NULL, m, into(d.pre, b->model->blocks[next].attn_norm, true, reads_plain(next)));
+            else tensor_expand_experts(d, first, count, m, chained());
         }
     }
 
-    void ffn(const cedar_block *k, int32_t layer, bool draft) {
+    /* next: the layer whose input may be made with the last sums; -1: none. */
+    void ffn(const cedar_block *k, int32_t layer, bool draft, int32_t next) {
         fork(SIDE_HC, [&] {
             launch_hc<A>(d, n, site(k->hc_ffn_fn, k->hc_ffn_base, k->hc_ffn_scale), d.pre, s);
         });
@@ -822,9 +1138,10 @@ template <class A> struct forward {
             part.ids = m.ids + (uint64_t)first * m.per_token;
             part.weight = (real *)m.weight + (uint64_t)first * m.per_token;
             if constexpr (tensor) part.gate = W(k->gate);
-            run_experts(first, count, part);
+            run_experts(first, count, part, next);
         }
         if (!tensor) {
+            if (b->rank) sum_reals(b->w.y, m.moe_dim == 0);
             join(SIDE_HC);
             launch_expand<A>(d, n, b->w.y, s);
         }
@@ -902,6 +1219,12 @@ template <class A> struct forward {
         launch_scores<A>(d, first, count, b->w.iq, b->w.ig, part, ratio, restricted, s);
     }
 
+    /* The layer that reads the streams as this one leaves them, with the same rows; -1: none. */
+    int32_t follower(int32_t layer) const {
+        bool follows = layer + 1 < c->layers && c->engram_at[layer + 1] < 0 && !plan->trimmed && !b->inject;
+        return follows ? layer + 1 : -1;
+    }
+
     void layer_step(int32_t layer) {
         const cedar_block *k = &b->model->blocks[layer];
         int kind = c->ratio[layer] > 0;
@@ -910,8 +1233,10 @@ template <class A> struct forward {
         before(k, layer, false);
         if (at_cut && plan->cut != CEDAR_CUT_AFTER) keep();
         query(k, kind);
+        prefetch(k->wo_a);
         if (c->is_index_source[layer]) index_query(k);
         join(SIDE_KV);
+        join(SIDE_HC);
         if (c->is_index_source[layer]) select(layer);
         attend(k, layer);
         fork(SIDE_KV, [&] {                     /* the rings have been read; joined with the next layer's keys */
@@ -920,7 +1245,7 @@ template <class A> struct forward {
                 launch_commit_open<A>(d, plan->entry_count, b->l.part_of[layer], s);
         });
         output(k, kind);
-        ffn(k, layer, false);
+        ffn(k, layer, false, follower(layer));
         if (at_cut && plan->cut == CEDAR_CUT_AFTER) keep();
         if (layer == c->candidate_source) pooled = true;
     }
@@ -946,8 +1271,19 @@ template <class A> struct forward {
     /* The head's input by place, packed in px or its values in xc. */
     void head_input(const cedar_weight &gain, bool woven) {
         if constexpr (tensor)
-            tensor_collapse(d, n, d.pre, W(gain), false, woven, b->w.px, NULL, chained());
+            tensor_collapse(d, n, collapse_into{ d.pre, W(gain), false, woven, b->w.px, NULL }, chained());
         else launch_collapse<A>(d, n, d.pre, W(gain), b->w.xc, NULL, false, s);
+    }
+
+    /* Rows x of the head's input times the head -> w.head; with several ranks each has some of the columns. */
+    void head_rows(dev_rows x, const uint16_t *p) {
+        const cedar_weight &head = b->model->head;
+        if (!b->rank) {
+            linear(head, x, p, b->w.head, false);
+            return;
+        }
+        if (W(head).rows) linear(head, x, p, b->w.head_part, false);
+        peers_gather<real>(b->link.p, (const real *)b->w.head_part, n, b->columns, (real *)b->w.head, s);
     }
 
     /* Logits land in w.all_logits, tokens in w.argmax. */
@@ -956,7 +1292,7 @@ template <class A> struct forward {
             n = plan->logits - first < HEAD_BATCH ? plan->logits - first : HEAD_BATCH;
             d.active = b->w.logit_rows + first;
             head_input(b->model->norm, !few_rows(n));
-            linear(b->model->head, by_place(b->w.xc, c->hidden), b->w.px, b->w.head, false);
+            head_rows(by_place(b->w.xc, c->hidden), b->w.px);
             launch_logits<A>(d, n, b->w.head, want ? b->w.logits + (uint64_t)first * c->vocab : NULL,
                              b->w.argmax + first, c->vocab, s);
         }
@@ -964,7 +1300,10 @@ template <class A> struct forward {
 
     cedar_status read_results(cedar_step_out *out, cedar_err *err) {
         cedar_status st = CEDAR_OK;
-        if (out->logits)
+        if (b->rank)
+            st = check(cudaMemcpyAsync(&b->digest, b->w.digest, sizeof b->digest, cudaMemcpyDeviceToHost, s),
+                       "reading the digest", err);
+        if (!st && out->logits)
             st = check(cudaMemcpyAsync(out->logits, b->w.logits, (uint64_t)plan->logits * c->vocab * 4,
                                        cudaMemcpyDeviceToHost, s),
                        "reading logits", err);
@@ -980,9 +1319,27 @@ template <class A> struct forward {
         launch_begin<A>(d, n, b->w.freq, s);
         launch_embed<A>(d, n, W(b->model->embed), s);
         for (int32_t layer = 0; layer < c->layers; layer++) layer_step(layer);
+        if (b->rank) launch_digest(d, n, b->w.digest, s);
         if (c->stages) rings();
         if (out->logits || out->argmax) logits(out->logits != NULL);
         if (!c->stages) join(SIDE_KV);
+    }
+
+    /* Ranks on one GPU: what has to wait for the GPU comes before the first kernel that waits for another rank. */
+    cedar_status meet_shared(cedar_err *err) {
+        if (!b->shared) return CEDAR_OK;
+        cedar_status st = check(cudaStreamSynchronize(s), "the copies before a step", err);
+        if (!st && !cedar_ranks_meet(b->rank->group, b->rank->shard.rank))
+            st = cedar_ranks_error(b->rank->group, err);
+        return st;
+    }
+
+    /* After the last launch of a step or draft; alone, reading results waits. */
+    cedar_status launched(const char *what, cedar_err *err) {
+        if (!b->rank) return CEDAR_OK;
+        cedar_status st = wait_for_ranks(b, what, err);
+        if (!st && b->n && !nccl_ok) st = cedar_fail(err, CEDAR_E_NCCL, "NCCL: %s", nccl_error(b->n));
+        return st;
     }
 
     graph_slot *find_graph(const graph_key &key) {
@@ -1008,18 +1365,21 @@ template <class A> struct forward {
         key.want_logits = out->logits != NULL;
         key.want_argmax = out->argmax != NULL;
         graph_slot *g = find_graph(key);
+        cedar_status st = CEDAR_OK;
         g->used = ++b->graph_clock;
         if (!g->exec) {
             cudaGraph_t graph = NULL;
-            cedar_status st =
-                check(cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal), "beginning a graph", err);
+            st = check(cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal), "beginning a graph", err);
             if (st) return st;
             launches(out);
             st = check(cudaStreamEndCapture(s, &graph), "capturing a graph", err);
             if (!st) st = check(cudaGraphInstantiate(&g->exec, graph, 0), "building a graph", err);
+            if (!st && b->shared) st = check(cudaGraphUpload(g->exec, s), "uploading a graph", err);
             if (graph) cudaGraphDestroy(graph);
             if (st) return st;
         }
+        st = meet_shared(err);
+        if (st) return st;
         return check(cudaGraphLaunch(g->exec, s), "launching a graph", err);
     }
 
@@ -1058,18 +1418,26 @@ template <class A> struct forward {
 
     static cedar_status step(cuda_backend *b, const cedar_step_plan *plan, const cedar_seq_state *seqs,
                              cedar_step_out *out, cedar_err *err) {
-        forward f = { b, b->d, b->c, b->stream, plan, plan->rows, b->h.active, false };
-        cedar_status st = CEDAR_OK;
+        forward f = { b, b->d, b->c, b->stream, plan, plan->rows, b->h.active, false, false, true };
+        cedar_status st = check(cudaSetDevice(b->device), "choosing the GPU", err);
+        if (st) return st;
         f.stage_inputs(seqs);
-        if (b->use_graphs && !b->tap && !b->inject) st = f.run_graph(out, err);
-        else f.launches(out);
+        if (b->use_graphs && !b->tap && !b->inject) {
+            st = f.run_graph(out, err);
+        } else {
+            st = f.meet_shared(err);
+            if (!st) f.launches(out);
+        }
+        if (!st) st = f.launched("a step", err);
         if (!st) st = f.read_results(out, err);
-        if (!st) st = check(cudaStreamSynchronize(f.s), "a step", err);
+        cedar_status waited = check(cudaStreamSynchronize(f.s), "a step", err);
+        if (!st) st = waited;
+        if (!st && b->rank) *b->rank->digest = b->digest;
         return st ? st : check(cudaGetLastError(), "a launch in a step", err);
     }
 
     static cedar_status draft(cuda_backend *b, cedar_draft_item *it, const cedar_seq_state *seqs, cedar_err *err) {
-        forward f = { b, b->d, b->c, b->stream, NULL, (uint32_t)b->c->draft_block, b->h.active, false };
+        forward f = { b, b->d, b->c, b->stream, NULL, (uint32_t)b->c->draft_block, b->h.active, false, false, true };
         const cedar_config *c = b->c;
         const cedar_model *m = b->model;
         const cedar_seq_state *q = &seqs[it->seq];
@@ -1080,10 +1448,14 @@ template <class A> struct forward {
             b->h.pos[r] = q->pos + r;
             b->h.active[r] = r;
         }
+        cedar_status st = check(cudaSetDevice(b->device), "choosing the GPU", err);
+        if (st) return st;
         f.d.active = b->w.active;
         cudaMemcpyAsync(f.d.row_token, b->h.token, f.n * 4, cudaMemcpyHostToDevice, f.s);
         cudaMemcpyAsync(f.d.row_pos, b->h.pos, f.n * 4, cudaMemcpyHostToDevice, f.s);
         cudaMemcpyAsync(b->w.active, b->h.active, f.n * 4, cudaMemcpyHostToDevice, f.s);
+        st = f.meet_shared(err);
+        if (st) return st;
         launch_begin<A>(f.d, f.n, b->w.freq, f.s);
         launch_embed<A>(f.d, f.n, f.W(m->embed), f.s);
         for (int32_t stage = 0; stage < c->stages; stage++) {
@@ -1092,9 +1464,10 @@ template <class A> struct forward {
             f.before(k, layer, true);
             f.query(k, 0);
             f.join(SIDE_KV);
+            f.join(SIDE_HC);
             launch_draft_attention<A>(f.d, f.n, it->seq, lo, q->pos, layer, b->w.q, f.W(k->attn_sink), f.s);
             f.output(k, 0);
-            f.ffn(k, layer, true);
+            f.ffn(k, layer, true, -1);
         }
         const dev_weight none = { CEDAR_W_NONE, 0, 0, NULL, NULL };
         launch_collapse<A>(f.d, f.n, f.d.pre, none, b->w.row_y, NULL, false, f.s);
@@ -1110,7 +1483,7 @@ template <class A> struct forward {
                           b->w.row_e, f.s);
             dev_rows y = f.by_place((real *)b->w.xc + (uint64_t)k * c->hidden, c->hidden),
                      e = f.by_place(b->w.row_e, c->markov_rank);
-            f.linear(m->head, y, b->w.px + (uint64_t)k * (uint64_t)padded(c->hidden), b->w.head, false);
+            f.head_rows(y, b->w.px + (uint64_t)k * (uint64_t)padded(c->hidden));
             f.pack(e, c->markov_rank, false, b->w.pt);
             f.linear(m->markov_head, e, b->w.pt, b->w.extra, false);
             launch_markov<A>(f.d, c->vocab, b->w.head, b->w.extra, b->w.logits + (uint64_t)k * c->vocab,
@@ -1118,8 +1491,10 @@ template <class A> struct forward {
             launch_confidence<A>(f.d, f.W(m->confidence), (real *)b->w.row_y + (uint64_t)k * c->hidden, b->w.row_e,
                                  c->markov_rank, b->w.confidence + k, f.s);
         }
-        cedar_status st = check(cudaMemcpyAsync(it->ids, b->w.draft_ids, block * 4, cudaMemcpyDeviceToHost, f.s),
-                                "reading drafts", err);
+        st = f.launched("a draft", err);
+        if (!st)
+            st = check(cudaMemcpyAsync(it->ids, b->w.draft_ids, block * 4, cudaMemcpyDeviceToHost, f.s),
+                       "reading drafts", err);
         if (!st && it->logits)
             st = check(
                 cudaMemcpyAsync(it->logits, b->w.logits, (uint64_t)block * c->vocab * 4, cudaMemcpyDeviceToHost, f.s),
@@ -1158,15 +1533,23 @@ static cedar_status cuda_draft(void *self, cedar_draft_item *items, uint32_t cou
 /* Between steps: plain copies; an error shows in the next step's check, since CUDA errors stick. */
 static void cuda_seq_reset(void *self, int32_t seq) {
     cuda_backend *b = (cuda_backend *)self;
+    cudaSetDevice(b->device);
     cudaMemset(b->d.rings + (uint64_t)seq * b->l.ring_bytes, 0x7F, b->l.ring_bytes);
     uint64_t bytes = b->l.open_reals * b->d.real_bytes;
     if (bytes) cudaMemset(b->d.open + (uint64_t)seq * bytes, 0xFF, bytes);     /* all ones is a NaN in both widths */
 }
 
+static uint8_t *page_at(const cuda_backend *b, int32_t page) {
+    uint32_t p = (uint32_t)page, ranks = (uint32_t)b->d.ranks;
+    return ranks > 1 ? b->d.pages_of[p % ranks] + (uint64_t)(p / ranks) * b->l.page_bytes
+                     : b->d.pages + (uint64_t)p * b->l.page_bytes;
+}
+
 static void cuda_page_copy(void *self, int32_t to, int32_t from) {
     cuda_backend *b = (cuda_backend *)self;
-    cudaMemcpy(b->d.pages + (uint64_t)to * b->l.page_bytes, b->d.pages + (uint64_t)from * b->l.page_bytes,
-               b->l.page_bytes, cudaMemcpyDeviceToDevice);
+    cudaSetDevice(b->device);
+    cudaMemcpy(page_at(b, to), page_at(b, from), b->l.page_bytes, cudaMemcpyDefault);
+    if (b->rank) cudaDeviceSynchronize();       /* a copy between GPUs may still be under way */
 }
 
 static uint64_t cuda_snap_bytes(const void *self) {
@@ -1177,6 +1560,7 @@ static uint64_t cuda_snap_bytes(const void *self) {
 /* Rows [pos - W, pos) of every ring lie at position modulo W in the buffer, then the open groups. */
 static void snap_copy(const cuda_backend *b, int32_t seq, uint32_t pos, uint8_t *buf, bool save) {
     uint32_t w = (uint32_t)b->c->window, lo = pos > w ? pos - w : 0, bytes = b->l.ring_row_bytes;
+    cudaSetDevice(b->device);
     for (uint32_t ring = 0; ring < b->l.ring_count; ring++)
         for (uint32_t p = lo; p < pos;) {
             uint32_t run = pos - p, slot = p % b->l.ring_slots, at = p % w;     /* up to where either ring wraps */
@@ -1215,21 +1599,27 @@ static void cuda_inject(void *self, cedar_inject_fn fn, void *inject_self) {
     b->inject_self = inject_self;
 }
 
-static void cuda_read_entry(const void *self, int32_t page, int32_t part, uint32_t entry, uint8_t *kv, uint8_t *index) {
+/* `bytes` of each of `count` entries from the device to every `pitch` bytes of the host. */
+static void read_rows(uint8_t *to, uint64_t pitch, const uint8_t *from, uint64_t bytes, uint32_t count) {
+    cudaMemcpy2D(to, pitch, from, bytes, bytes, count, cudaMemcpyDeviceToHost);
+}
+
+static void cuda_read_entries(const void *self, int32_t page, int32_t part, uint32_t first, uint32_t count, uint8_t *kv,
+                              uint8_t *index) {
     const cuda_backend *b = (const cuda_backend *)self;
     const cedar_page_part *p = &b->l.part[part];
-    const uint8_t *at = b->d.pages + (uint64_t)page * b->l.page_bytes;
+    const uint8_t *at = page_at(b, page);
+    const uint64_t code = b->l.kv_code_bytes, scale = b->l.kv_scale_bytes, index_code = b->l.index_code_bytes,
+                   index_scale = b->l.index_scale_bytes;
+    cudaSetDevice(b->device);
     if (kv) {
-        cudaMemcpy(kv, at + p->kv_codes + (uint64_t)entry * b->l.kv_code_bytes, b->l.kv_code_bytes,
-                   cudaMemcpyDeviceToHost);
-        cudaMemcpy(kv + b->l.kv_code_bytes, at + p->kv_scales + (uint64_t)entry * b->l.kv_scale_bytes,
-                   b->l.kv_scale_bytes, cudaMemcpyDeviceToHost);
+        read_rows(kv, code + scale, at + p->kv_codes + first * code, code, count);
+        read_rows(kv + code, code + scale, at + p->kv_scales + first * scale, scale, count);
     }
     if (index) {
-        cudaMemcpy(index, at + p->index_codes + (uint64_t)entry * b->l.index_code_bytes, b->l.index_code_bytes,
-                   cudaMemcpyDeviceToHost);
-        cudaMemcpy(index + b->l.index_code_bytes, at + p->index_scales + (uint64_t)entry * b->l.index_scale_bytes,
-                   b->l.index_scale_bytes, cudaMemcpyDeviceToHost);
+        read_rows(index, index_code + index_scale, at + p->index_codes + first * index_code, index_code, count);
+        read_rows(index + index_code, index_code + index_scale, at + p->index_scales + first * index_scale,
+                  index_scale, count);
     }
 }
 
@@ -1237,6 +1627,7 @@ static void cuda_read_open(const void *self, int32_t seq, int32_t part, uint32_t
     const cuda_backend *b = (const cuda_backend *)self;
     uint64_t first = b->l.open_first[part] + (uint64_t)(pos % b->l.open_slots[part]) * 2 * (uint32_t)b->c->head_dim;
     const uint8_t *at = b->d.open + ((uint64_t)seq * b->l.open_reals + first) * b->d.real_bytes;
+    cudaSetDevice(b->device);
     for (int32_t k = 0; k < 2 * b->c->head_dim; k++) {
         double v = 0;
         float f = 0;
@@ -1253,6 +1644,7 @@ static void cuda_read_open(const void *self, int32_t seq, int32_t part, uint32_t
 
 static void cuda_poison(void *self, int32_t seq, uint32_t ring, uint32_t lo, uint32_t hi) {
     cuda_backend *b = (cuda_backend *)self;
+    cudaSetDevice(b->device);
     for (uint32_t slot = 0; slot < b->l.ring_slots; slot++) {
         bool live = false;
         for (uint32_t p = lo; p < hi && !live; p++) live = p % b->l.ring_slots == slot;
@@ -1263,10 +1655,12 @@ static void cuda_poison(void *self, int32_t seq, uint32_t ring, uint32_t lo, uin
     }
 }
 
-extern "C" bool cedar_cuda_present(void) {
+extern "C" int cedar_cuda_devices(void) {
     int devices = 0;
-    return cudaGetDeviceCount(&devices) == cudaSuccess && devices > 0;
+    return cudaGetDeviceCount(&devices) == cudaSuccess ? devices : 0;
 }
+
+extern "C" bool cedar_cuda_present(void) { return cedar_cuda_devices() > 0; }
 
 extern "C" void cedar_cuda_device_name(char out[CEDAR_DEVICE_BYTES]) {
     int device = 0;
@@ -1278,5 +1672,5 @@ extern "C" void cedar_cuda_device_name(char out[CEDAR_DEVICE_BYTES]) {
 extern "C" const cedar_backend cedar_backend_cuda = {
     "cuda",         true,        cuda_workspace_bytes, cuda_open,       cuda_close,     cuda_seq_reset,
     cuda_page_copy, cuda_step,   cuda_draft,           cuda_snap_bytes, cuda_snap_save, cuda_snap_load,
-    cuda_tap,       cuda_inject, cuda_read_entry,      cuda_read_open,  cuda_poison,
+    cuda_tap,       cuda_inject, cuda_read_entries,    cuda_read_open,  cuda_poison,
 };

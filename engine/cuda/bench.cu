@@ -54,6 +54,7 @@ struct cedar_gpu_bench {
     uint8_t *big, *fp8, *bf16_pool, *fp4, *tile_scales, *row_scales;
     uint64_t bf16_bytes;
     uint16_t *px, *packed;      /* activations in and out */
+    uint16_t *sorted;           /* the same of pairs, by expert */
     float *q, *y;
     int32_t *ids, *picked;
     float *pair_weight;
@@ -203,6 +204,7 @@ static void take_all(cedar_gpu_bench *b) {
     b->row_scales = (uint8_t *)take(b, (uint64_t)c->experts * expert / 16);
     b->px = (uint16_t *)take(b, n * (uint64_t)c->heads * c->head_dim * 2);
     b->packed = (uint16_t *)take(b, n * (uint64_t)(c->experts_per_token + 1) * padded(c->moe_dim) * 2);
+    b->sorted = (uint16_t *)take(b, n * (uint64_t)c->experts_per_token * (padded(c->hidden) + padded(c->moe_dim)) * 2);
     b->q = (float *)take(b, (uint64_t)COUNT_1M * c->heads * c->head_dim * 4);
     b->y = (float *)take(b, Y_BYTES);
     b->ids = (int32_t *)take(b, ROUNDS_MAX * n * c->experts_per_token * 4);
@@ -546,11 +548,13 @@ static void run_experts(cedar_gpu_bench *b, const op &o, uint32_t round, bool fi
     chain next = { b->s, true };
     if (first) empty_kernel<<<1, 1, 0, b->s>>>();       /* tensor_sort follows a kernel */
     tensor_sort(ids, o.n, k, e, woven, t, b->s);
-    tensor_experts(b->experts, 2, 2 * e, c->moe_dim, b->px, woven, slots, t,
+    if (t.sorted) tensor_gather(b->px, c->hidden, o.n, slots, t, b->sorted, b->s);
+    tensor_experts(b->experts, 2, 2 * e, c->moe_dim, c->hidden, t.sorted ? b->sorted : b->px, woven, slots, t,
                    result{ m.a, c->moe_dim, AS_BF16 }, m.b, next);
-    tensor_act(m, o.n, woven, b->packed, b->s);
-    tensor_experts(b->experts + e, 1, 0, c->hidden, b->packed, woven, 1, t, result{ out, c->hidden, AS_BF16 },
-                   out, next);
+    tensor_act(m, 0, k, o.n, woven, b->packed, next);
+    if (t.sorted) tensor_gather(b->packed, c->moe_dim, o.n * (uint32_t)slots, 1, t, b->sorted, b->s);
+    tensor_experts(b->experts + e, 1, 0, c->hidden, c->moe_dim, t.sorted ? b->sorted : b->packed, woven, 1, t,
+                   result{ out, c->hidden, AS_BF16 }, out, next);
 }
 
 static void run_site(cedar_gpu_bench *b, const op &o, uint32_t round, chain s) {
@@ -559,7 +563,7 @@ static void run_site(cedar_gpu_bench *b, const op &o, uint32_t round, chain s) {
     launch_expand<bf16>(d, o.n, b->y, b->s);
     launch_hc<bf16>(d, o.n, b->site, d.pre_attn, b->s);
     s.kernel_before = true;
-    tensor_collapse(d, o.n, d.pre, b->gain, true, !few_rows(o.n), NULL, b->packed, s);
+    tensor_collapse(d, o.n, collapse_into{ d.pre, b->gain, true, !few_rows(o.n), NULL, b->packed }, s);
 }
 
 static void run(cedar_gpu_bench *b, const op &o, uint32_t round) {

@@ -81,6 +81,7 @@ template <class A> static __global__ void groups_kernel(dev d, int part, int rat
         rotate_at<A>(z + d.head_dim - d.rope, freq, i, (int64_t)j * ratio);
     }
     __syncthreads();
+    if (!dev_owns(d, e.seq, j / p.entries)) return;
     uint8_t *page = dev_page(d, e.seq, j / p.entries);
     for (int b = threadIdx.x; b < d.index_dim / 32; b += blockDim.x) {
         double top = 0;

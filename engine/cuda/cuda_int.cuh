@@ -131,6 +131,7 @@ struct dev_entry {
 };
 
 enum { HC_SPLITS = 16 };        /* parts of the channels an mHC projection is summed in */
+enum { CEDAR_CUDA_RANKS_MAX = 8 };
 
 /* Sizes and pointers; passed by value. Reals of the arithmetic are behind void pointers. */
 struct dev {
@@ -141,6 +142,8 @@ struct dev {
     const cedar_layout *l;      /* on the device */
     uint32_t real_bytes, stream_bytes;
     uint8_t *pages, *rings, *open;
+    int32_t rank, ranks;        /* ranks up to 1: alone */
+    uint8_t *pages_of[CEDAR_CUDA_RANKS_MAX];    /* with several ranks, the pool of each */
     int32_t *page_table;        /* [seq_count, pages_per_seq] */
     dev_entry *entries;
     int32_t *row_token, *row_entry;
@@ -162,7 +165,14 @@ struct dev {
 };
 
 static __device__ inline uint8_t *dev_page(const dev &d, int32_t seq, uint32_t page) {
-    return d.pages + (uint64_t)d.page_table[(uint64_t)seq * d.pages_per_seq + page] * d.l->page_bytes;
+    uint32_t p = (uint32_t)d.page_table[(uint64_t)seq * d.pages_per_seq + page];
+    if (d.ranks > 1) return d.pages_of[p % d.ranks] + (uint64_t)(p / d.ranks) * d.l->page_bytes;
+    return d.pages + (uint64_t)p * d.l->page_bytes;
+}
+
+/* Whether this rank writes a page; all read it. */
+static __device__ inline bool dev_owns(const dev &d, int32_t seq, uint32_t page) {
+    return d.ranks <= 1 || d.page_table[(uint64_t)seq * d.pages_per_seq + page] % d.ranks == d.rank;
 }
 
 static __device__ inline uint8_t *dev_ring(const dev &d, int32_t seq, uint32_t ring, uint32_t pos) {
@@ -183,6 +193,7 @@ static __device__ inline uint8_t *dev_open(const dev &d, int32_t seq, int part, 
 struct chain {
     cudaStream_t stream;
     bool kernel_before;
+    bool apart;                 /* no thread blocks in twos: another rank's waits may leave no room for both */
 };
 
 /* In a kernel: what follows sees all that the kernels before have written; the next one may begin. */

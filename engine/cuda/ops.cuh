@@ -33,6 +33,8 @@ template <class A>
 void launch_norm(const dev &d, uint32_t n, const dev_weight &gain, void *x, int64_t width, void *xq, cudaStream_t s);
 /* blocks of 32 */
 template <class A> void launch_quantise(const void *x, void *xq, int64_t blocks, cudaStream_t s);
+/* *digest += a hash of the rows' streams, whatever their order. */
+void launch_digest(const dev &d, uint32_t n, unsigned long long *digest, cudaStream_t s);
 template <class A> void launch_feature(const dev &d, uint32_t n, int slot, cudaStream_t s);
 
 /* linear.cu: y = x W^T; rounded to bf16 in that arithmetic if `round` */

@@ -64,14 +64,16 @@ template <class Scale> static __device__ __forceinline__ uint2 e4m3_pairs(uint32
     return make_uint2(e4m3_pair(__byte_perm(a, 0, 0x1000), scaled), e4m3_pair(__byte_perm(a, 0, 0x3020), scaled));
 }
 
-/* Eight E2M1 codes as the pairs (0,4) (1,5) (2,6) (3,7): two masks take the codes at the same place of both halves. */
+/* Eight E2M1 codes as the pairs (0,4) (1,5) (2,6) (3,7): a product lays the codes at one place of both halves out
+ * twice, 12 bits up for their signs and 6 for the rest. */
 template <class Scale>
 static __device__ __forceinline__ void e2m1_crossed(uint32_t v, const Scale &scaled, uint32_t f[4]) {
-    const uint32_t sign = 0x80008000u, rest = 0x01c001c0u;
-    f[0] = scaled((v << 12 & sign) | (v << 6 & rest));
-    f[1] = scaled((v << 8 & sign) | (v << 2 & rest));
-    f[2] = scaled((v << 4 & sign) | (v >> 2 & rest));
-    f[3] = scaled((v & sign) | (v >> 6 & rest));
+    const uint32_t low = 0x000f000fu, high = 0x00f000f0u, taken = 0x81c081c0u;
+    uint32_t w = v >> 8;
+    f[0] = scaled((v & low) * 0x1040u & taken);
+    f[1] = scaled((v & high) * 0x104u & taken);
+    f[2] = scaled((w & low) * 0x1040u & taken);
+    f[3] = scaled((w & high) * 0x104u & taken);
 }
 
 /* Crossed pairs as (0,1) (2,3) (4,5) (6,7). */

@@ -7,8 +7,11 @@ static unsigned ceil_div(int64_t a, int64_t b) { return (unsigned)((a + b - 1) /
 int tensor_scale_max(int kind) { return 254 - (kind == CEDAR_W_FP4 ? E2M1_GAP : E4M3_GAP); }
 
 template <class Weights, int WIDTH> static cudaError_t allow_shared() {
-    return cudaFuncSetAttribute(many_kernel<Weights, WIDTH>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                stage<Weights, WIDTH>::COUNT * stage<Weights, WIDTH>::BYTES);
+    int bytes = stage<Weights, WIDTH>::COUNT * stage<Weights, WIDTH>::BYTES;
+    cudaError_t e =
+        cudaFuncSetAttribute(many_kernel<Weights, WIDTH>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    if (e) return e;
+    return cudaFuncSetAttribute(together_kernel<Weights, WIDTH>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
 }
 
 template <class Weights, int TILES> static cudaError_t allow_few() {
@@ -28,7 +31,25 @@ template <class Weights> static cudaError_t allow_widths() {
     return e ? e : allow_shared<Weights, 128>();
 }
 
+/* The driver's function that describes an array to the hardware that copies it; NULL if there is none. */
+typedef CUresult (*encode_map)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *,
+                               const cuuint64_t *, const cuuint32_t *, const cuuint32_t *, CUtensorMapInterleave,
+                               CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
+
+static encode_map find_encode(void) {
+    void *found = NULL;
+    cudaDriverEntryPointQueryResult how;
+    cudaError_t e = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault, &how);
+    return e == cudaSuccess && how == cudaDriverEntryPointSuccess ? (encode_map)found : NULL;
+}
+
+static encode_map encoder(void) {
+    static const encode_map found = find_encode();
+    return found;
+}
+
 cudaError_t tensor_prepare(void) {
+    if ((DENSE_TOGETHER || EXPERTS_TOGETHER) && !encoder()) return cudaErrorNotSupported;
     cudaError_t e = allow_widths<fp8_tiles>();
     if (!e) e = allow_widths<fp4_rows>();
     return e ? e : allow_widths<bf16_rows>();
@@ -65,9 +86,45 @@ template <class Weights, int TILES> static void launch_few(dim3 grid, const sour
                        s, src);
 }
 
+/* A map of the rows that a launch reads, for boxes of 64 columns and a block's share of the rows of a tile: columns,
+ * layers (the rows that lie between a row and the next), rows. False if blocks cannot load together: rows that are
+ * listed lie anywhere, and tiles of outputs must come in twos. */
+static bool rows_map(const source &src, dim3 grid, int width, CUtensorMap *map) {
+    int64_t last_layer = (int64_t)(grid.z - 1) * src.z_offset, k = padded(src.k_count);
+    bool allowed = src.experts ? src.tiles.sorted : DENSE_TOGETHER && !src.list;
+    if (!allowed || grid.x % TOGETHER || last_layer >= src.stride) return false;
+    cuuint64_t counts[3] = { (cuuint64_t)k, (cuuint64_t)src.stride, src.rows },
+               steps[2] = { (cuuint64_t)k * 2, (cuuint64_t)(k * 2 * src.stride) };
+    cuuint32_t box[3] = { 64, 1, (cuuint32_t)(width / TOGETHER) }, each[3] = { 1, 1, 1 };
+    return encoder()(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, (void *)(src.x + src.offset * k), counts, steps, box,
+                     each, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                     CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
+template <class Weights, int WIDTH>
+static void launch_together(dim3 grid, unsigned threads, size_t shared, const source &src, const CUtensorMap &map,
+                            cudaStream_t s) {
+    cudaLaunchAttribute attribute = {};
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim.x = TOGETHER;
+    attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = grid;
+    config.blockDim = threads;
+    config.dynamicSmemBytes = shared;
+    config.stream = s;
+    config.attrs = &attribute;
+    config.numAttrs = 1;
+    cudaLaunchKernelEx(&config, together_kernel<Weights, WIDTH>, src, map);
+}
+
 template <class Weights, int WIDTH> static void launch_many(dim3 grid, const source &src, chain s) {
     typedef stage<Weights, WIDTH> stage;
-    many_kernel<Weights, WIDTH><<<grid, 32 * MANY_WARPS, stage::COUNT * stage::BYTES, s.stream>>>(src);
+    unsigned threads = 32 * MANY_WARPS, shared = stage::COUNT * stage::BYTES;
+    CUtensorMap map;
+    if (!s.apart && rows_map(src, grid, WIDTH, &map))
+        launch_together<Weights, WIDTH>(grid, threads, shared, src, map, s.stream);
+    else many_kernel<Weights, WIDTH><<<grid, threads, shared, s.stream>>>(src);
 }
 
 template <class Weights> static void launch(const source &src, unsigned tiles, unsigned z, shape sh, chain s) {
@@ -111,6 +168,7 @@ static source dense_source(const dev_weight &w0, const dev_weight &w1, const ope
     src.ldy = y0.ld;
     src.kind = y0.kind;
     src.n_count = n_count;
+    src.k_count = w0.cols;
     return src;
 }
 
@@ -119,6 +177,21 @@ static void launch_dense(const source &src, bool woven, unsigned z, chain s) {
     unsigned tiles = ceil_div(src.rows, sh.width);
     if (src.dense[0].kind == CEDAR_W_BF16) launch<bf16_rows>(src, tiles, z, sh, s);
     else launch<fp8_tiles>(src, tiles, z, sh, s);
+}
+
+/* Lines of 128 bytes. Few blocks: those that matter want whole multiprocessors at the same time. */
+enum { PREFETCH_BLOCKS = 32, PREFETCH_THREADS = 256 };
+static __global__ void __launch_bounds__(PREFETCH_THREADS) prefetch_kernel(const uint8_t *from, uint64_t bytes) {
+    for (uint64_t at = (blockIdx.x * PREFETCH_THREADS + threadIdx.x) * 128ull; at < bytes;
+         at += PREFETCH_BLOCKS * PREFETCH_THREADS * 128ull)
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(from + at));
+}
+
+void tensor_prefetch(const dev_weight &w, cudaStream_t s) {
+    const uint64_t most = 16u << 20;            /* a third of an H200's second-level cache */
+    uint64_t bytes = (uint64_t)(w.rows * w.cols) * (w.kind == CEDAR_W_BF16 ? 2 : 1);
+    if (bytes > most) bytes = most;
+    prefetch_kernel<<<PREFETCH_BLOCKS, PREFETCH_THREADS, 0, s>>>(w.data, bytes);
 }
 
 void tensor_linear(const dev_weight &w, const operand &x, uint32_t rows, const result &y, chain s) {
@@ -141,13 +214,15 @@ void tensor_groups(const dev_weight &w, int groups, const operand &x, uint32_t r
     launch_dense(src, x.woven, (unsigned)groups, s);
 }
 
-void tensor_experts(const dev_weight *list, int lists, int list_step, int64_t n_count, const uint16_t *x, bool woven,
-                    int source_div, const expert_tiles &t, const result &y, void *y_second, chain s) {
+void tensor_experts(const dev_weight *list, int lists, int list_step, int64_t n_count, int64_t k_count,
+                    const uint16_t *x, bool woven, int source_div, const expert_tiles &t, const result &y,
+                    void *y_second, chain s) {
     source src = {};
     src.experts = list;
     src.list = t.pairs;
     src.div = source_div;
     src.stride = 1;
+    src.rows = t.pairs_max;
     src.tiles = t;
     src.x = x;
     src.y[0] = y.y;
@@ -155,6 +230,7 @@ void tensor_experts(const dev_weight *list, int lists, int list_step, int64_t n_
     src.ldy = y.ld;
     src.kind = y.kind;
     src.n_count = n_count;
+    src.k_count = k_count;
     src.z_list = list_step;
     src.z_y = 1;
     launch<fp4_rows>(src, t.tiles_max, (unsigned)lists, shape{ !woven, (int)t.width }, s);

@@ -16,7 +16,7 @@
 #ifndef CEDAR_ENGINE_CUDA_TENSOR_CUH
 #define CEDAR_ENGINE_CUDA_TENSOR_CUH
 
-#include "engine/cuda/ops.cuh"
+#include "engine/cuda/peers.cuh"
 
 enum { SEGMENTS = 8, K_BLOCK = 128 };
 
@@ -24,12 +24,16 @@ enum { SEGMENTS = 8, K_BLOCK = 128 };
 enum { FEW_ROWS = 32 };
 static inline bool few_rows(uint32_t rows) { return rows <= FEW_ROWS; }
 
+/* 1: thread blocks that have the same rows load them together (tensor_many.cuh), in dense layers and in those of
+ * experts, whose rows are gathered for it. 0: each block loads its own rows. The bits are the same. */
+enum { DENSE_TOGETHER = 1, EXPERTS_TOGETHER = 1 };
+
 /* Columns of a row of packed activations. */
 static __host__ __device__ inline int64_t padded(int64_t k_count) {
     return (k_count + K_BLOCK - 1) / K_BLOCK * K_BLOCK;
 }
 
-/* Once per process, before the first launch. */
+/* Once per device, before the first launch. */
 cudaError_t tensor_prepare(void);
 
 /* Largest scale byte of a weight of a kind that decoding can hold (pairs.cuh). */
@@ -45,8 +49,20 @@ int tensor_norm_width_max(void);
 void tensor_norm(const float *x, int width, uint32_t n, const dev_weight &gain, double eps, bool woven, uint16_t *out,
                  chain s);
 /* norm(collapse(h, pre)) packed, by row or by place: plain as it is, quantised through FP8Q32; either may be NULL. */
-void tensor_collapse(const dev &d, uint32_t n, const void *pre, const dev_weight &gain, bool indexed, bool woven,
-                     uint16_t *plain, uint16_t *quantised, chain s);
+struct collapse_into {
+    const void *pre;
+    dev_weight gain;
+    bool indexed, woven;
+    uint16_t *plain, *quantised;
+};
+void tensor_collapse(const dev &d, uint32_t n, const collapse_into &to, chain s);
+
+/* Streams expanded with y (floats by place), or, if that is NULL, as tensor_expand_experts does, and then collapsed, in
+ * one launch, with the bits of two. The one kernel before it in s may still run when it reads streams, coefficients and
+ * picks: something earlier must have written those, for which that kernel has waited before it let this one begin. */
+bool tensor_expand_collapse_can(const dev &d, uint32_t n);
+void tensor_expand_collapse(const dev &d, uint32_t n, const float *y, const dev_moe &m, const collapse_into &to,
+                            chain s);
 
 /* Packed activations of a dense launch: row i of the result is made from row (list ? list[i] : i) * stride + first. */
 struct operand {
@@ -64,6 +80,8 @@ struct result {
     result_kind kind;
 };
 
+/* Codes of a dense weight, or their beginning, on their way to the second-level cache; no result depends on it. */
+void tensor_prefetch(const dev_weight &w, cudaStream_t s);
 /* y row i, column n = row i of x times row n of w. */
 void tensor_linear(const dev_weight &w, const operand &x, uint32_t rows, const result &y, chain s);
 /* The same for two weights of one shape and one input at once; the second result has the rows and kind of the first. */
@@ -79,6 +97,8 @@ struct expert_tiles {
     int32_t *tile_expert;       /* [tiles_max] */
     uint32_t *tile_first, *tile_count;  /* [tiles_max] stretches of pairs; a tile without any is skipped */
     uint32_t tiles_max, width;  /* width: pairs of a tile, at most */
+    uint32_t pairs_max;
+    bool sorted;                /* packed activations lie in the order of `pairs`, where tensor_gather puts them */
 };
 /* Width and number of tiles for a batch; the largest number for up to `rows` rows. */
 void tensor_tiles(uint32_t rows, int per_token, int experts, bool woven, expert_tiles *t);
@@ -86,17 +106,41 @@ uint32_t tensor_tiles_max(uint32_t rows, int per_token, int experts);
 void tensor_sort(const int32_t *ids, uint32_t rows, int per_token, int experts, bool woven, const expert_tiles &t,
                  cudaStream_t s);
 
-/* Packed activations of all pairs [rows * (per_token + 1), padded(moe_dim)] from m.a and m.b, which are bf16. */
-void tensor_act(const dev_moe &m, uint32_t rows, bool woven, uint16_t *out, cudaStream_t s);
+/* launch_route and tensor_sort, not woven, in one launch, with the same bits; rows 0 .. rows - 1 of m. */
+bool tensor_route_can(const dev_moe &m, uint32_t rows);
+void tensor_route(const dev_moe &m, uint32_t rows, const expert_tiles &t, chain s);
+
+/* Packed activations of pairs, out [rows * (per_token + 1), padded(moe_dim)], from m.a and m.b, which are bf16: slots
+ * [first, first + count) of each row. */
+void tensor_act(const dev_moe &m, int first, int count, uint32_t rows, bool woven, uint16_t *out, chain s);
 
 /* Streams of rows [first, first + n) of the list expanded with the sum of their pairs' outputs, m.ids and m.out (bf16)
  * from the first of them on. */
-void tensor_expand_experts(const dev &d, uint32_t first, uint32_t n, const dev_moe &m, cudaStream_t s);
+void tensor_expand_experts(const dev &d, uint32_t first, uint32_t n, const dev_moe &m, chain s);
+
+/* Only the sum, rounded: out [n, width]. */
+void tensor_sum_experts(const dev_moe &m, uint32_t n, int width, uint16_t *out, cudaStream_t s);
+/* Streams expanded with one output a row, y [place, hidden] in bf16. */
+void tensor_expand(const dev &d, uint32_t n, const uint16_t *y, cudaStream_t s);
+
+/* A block's end with several ranks in one launch: the sum of the ranks' parts (as peers_sum), expanded into the
+ * streams (as tensor_expand), and the next block's input (as tensor_collapse), with the same bits. */
+bool tensor_site_can(const dev &d, const peers &p, uint32_t n);
+void tensor_site(const dev &d, const peers &p, const uint16_t *part, uint32_t n, const collapse_into &next, chain s);
+void tensor_site_experts(const dev &d, const peers &p, const dev_moe &m, uint32_t n, const collapse_into &next,
+                         chain s);
 
 /* FP4 experts over the tiles, `lists` (1 or 2) lists of weights list_step apart with results y and, in the same form,
- * y_second: the row of y is the pair, that of x is the pair (source_div 1) or pair / source_div. */
-void tensor_experts(const dev_weight *list, int lists, int list_step, int64_t n_count, const uint16_t *x, bool woven,
-                    int source_div, const expert_tiles &t, const result &y, void *y_second, chain s);
+ * y_second: the row of y is the pair, that of x is its place in t.pairs (t.sorted), or else the pair (source_div 1) or
+ * pair / source_div. */
+void tensor_experts(const dev_weight *list, int lists, int list_step, int64_t n_count, int64_t k_count,
+                    const uint16_t *x, bool woven, int source_div, const expert_tiles &t, const result &y,
+                    void *y_second, chain s);
+
+/* out [t.pairs_max, padded(k_count)]: rows pair / source_div of x, of which there are `rows`, in the order of t.pairs.
+ * Places without a pair are left as they are. */
+void tensor_gather(const uint16_t *x, int64_t k_count, uint32_t rows, int source_div, const expert_tiles &t,
+                   uint16_t *out, cudaStream_t s);
 
 /* --- attention and index scores, bf16 arithmetic ---------------------------------------------------------------------
  *
@@ -128,9 +172,11 @@ enum { ROW_KEYS_MAX = 640 };        /* logits of a row in the layout of tensor_a
 void tensor_keys(const dev &d, uint32_t first, uint32_t n, int layer, int part, int lo_kind, const attention_work &w,
                  cudaStream_t s);
 
-/* The same for whole rows, if the shape is that of the real model: q as wq_b left it, in bf16, which is rotated on
- * the way; out packed [place, groups of heads, heads_per_group * head_dim], rotated back: what wo_a reads. */
+/* The same for whole rows, if the shape is that of the real model, or a rank's share of its heads: q as wq_b left it,
+ * in bf16, which is rotated on the way; out packed [place, groups of heads, heads_per_group * head_dim], rotated back:
+ * what wo_a reads. */
 bool tensor_attention_rows_can(const dev &d, const cedar_layout &l, const attention_work &w);
+int tensor_attention_rows_heads(void);      /* w.logits has room for so many, whatever d.heads is */
 cudaError_t tensor_attention_prepare(void);
 void tensor_attention_rows(const dev &d, uint32_t first, uint32_t n, int table_kind, const uint16_t *q,
                            const dev_weight &sink, int heads_per_group, const attention_work &w, bool woven,

@@ -28,7 +28,8 @@ static __device__ __forceinline__ uint32_t kept(uint32_t v) { return __shfl_sync
 
 /* FEW_N outputs by 8 * TILES rows of plain activations at a time, a warp for each segment of K; with the weights of the
  * next blocks on their way to shared memory of each warp's own. A block goes on to every gridDim.x-th tile of outputs
- * without letting that stream end, and its warps change segments then, since some segments are longer. */
+ * without letting that stream end, and its warps change segments then, since some segments are longer; they wait for
+ * each other once in TOGETHER tiles. */
 template <class Weights, int TILES, bool DEEP>
 static __global__ void __launch_bounds__(32 * FEW_WARPS, few_per_sm<Weights>(TILES, DEEP))
     few_kernel(source src) {
@@ -38,10 +39,11 @@ static __global__ void __launch_bounds__(32 * FEW_WARPS, few_per_sm<Weights>(TIL
         PIECES = Weights::BLOCK_PIECES,
         COPIES = FEW_N * PIECES / 32,
         ROWS_AT_ONCE = 32 / PIECES,
-        EIGHT_ROWS = 8 * PIECES * 16
+        EIGHT_ROWS = 8 * PIECES * 16,
+        TOGETHER = TILES == 1 ? Weights::FEW_TOGETHER : 1
     };
     extern __shared__ __align__(1024) uint8_t stages[];
-    __shared__ float part[2][SEGMENTS][FEW_N][WIDTH + 1];
+    __shared__ float part[2][TOGETHER][SEGMENTS][FEW_N][WIDTH + 1];
     work_item it;
     if (src.experts) await_launch();            /* dense weights can be on their way before the input is there */
     if (!src.item(WIDTH, &it)) return;
@@ -117,19 +119,29 @@ static __global__ void __launch_bounds__(32 * FEW_WARPS, few_per_sm<Weights>(TIL
         int i = 8 * n + g < (int)it.count ? 8 * n + g : (int)it.count - 1;
         xr[n] = src.x + (uint64_t)src.from(it.first + i) * (unsigned)blocks * K_BLOCK + 16 * t;
     }
-    int turn = 0, seg = warp;
+    auto load_x = [&](uint4 (&x)[4], const uint16_t *from) {
+#pragma unroll
+        for (int e = 0; e < 4; e++) x[e] = *(const uint4 *)(from + e / 2 * 64 + e % 2 * 8);
+    };
+    int turn = 0, done = 0, seg = warp;         /* done: tiles whose parts lie in part[turn] */
     uint32_t at = begin, before = finish - stage::BYTES;    /* slots: of the next block, and the one it follows */
-    for (int n0 = (int)blockIdx.x * FEW_N; n0 < n_count; n0 += step, turn ^= 1, seg = (seg + 1) % SEGMENTS) {
+    for (int n0 = (int)blockIdx.x * FEW_N; n0 < n_count; n0 += step, seg = (seg + 1) % SEGMENTS) {
         float acc[TILES][4] = {};
         int b, end;
         segment(blocks, seg, &b, &end);
         const uint16_t *xb[TILES];
 #pragma unroll
         for (int n = 0; n < TILES; n++) xb[n] = xr[n] + b * K_BLOCK;
+        uint4 x[4], next_x[4];                  /* of the first tile; a block ahead where there are registers for it */
+        if (DEEP && b < end) load_x(next_x, xb[0]);
         for (int more = (int)kept((uint32_t)(end - b)); more > 0; more--) {
-            uint4 x[4];                         /* of the first tile, before the wait */
+            if (DEEP) {
 #pragma unroll
-            for (int e = 0; e < 4; e++) x[e] = *(const uint4 *)(xb[0] + e / 2 * 64 + e % 2 * 8);
+                for (int e = 0; e < 4; e++) x[e] = next_x[e];
+                if (more > 1) load_x(next_x, xb[0] + K_BLOCK);
+            } else {
+                load_x(x, xb[0]);
+            }
             copies_wait<stage::COUNT - 2>();
             __syncwarp();
 #pragma unroll
@@ -163,16 +175,20 @@ static __global__ void __launch_bounds__(32 * FEW_WARPS, few_per_sm<Weights>(TIL
 #pragma unroll
         for (int n = 0; n < TILES; n++)
 #pragma unroll
-            for (int i = 0; i < 4; i++) part[turn][seg][g + 8 * (i / 2)][8 * n + 2 * t + (i & 1)] = acc[n][i];
+            for (int i = 0; i < 4; i++) part[turn][done][seg][g + 8 * (i / 2)][8 * n + 2 * t + (i & 1)] = acc[n][i];
+        if (++done < TOGETHER && n0 + step < n_count) continue;
         __syncthreads();                        /* and the sums of the turn before last are done with */
-        for (int i = threadIdx.x; i < FEW_N * WIDTH; i += blockDim.x) {
-            int n = i % FEW_N, c = i / FEW_N;
-            if (n0 + n >= n_count || c >= (int)it.count) continue;
+        for (int i = threadIdx.x; i < done * FEW_N * WIDTH; i += blockDim.x) {
+            int tile = i / (FEW_N * WIDTH), n = i % FEW_N, c = i / FEW_N % WIDTH,
+                to = n0 - (done - 1 - tile) * step + n;
+            if (to >= n_count || c >= (int)it.count) continue;
             float sum = 0;
 #pragma unroll
-            for (int s = 0; s < SEGMENTS; s++) sum += part[turn][s][n][c];
-            src.put(it.first + c, n0 + n, sum);
+            for (int s = 0; s < SEGMENTS; s++) sum += part[turn][tile][s][n][c];
+            src.put(it.first + c, to, sum);
         }
+        turn ^= 1;
+        done = 0;
     }
     copies_wait<0>();
 }

@@ -1,5 +1,5 @@
 /* Row kernels around the linear layers on tensor cores: they leave their results packed (tensor.cuh). */
-#include "engine/cuda/pairs.cuh"
+#include "engine/cuda/exchange.cuh"
 #include "engine/cuda/tensor.cuh"
 
 static unsigned ceil_div(int64_t a, int64_t b) { return (unsigned)((a + b - 1) / b); }
@@ -76,13 +76,16 @@ static __global__ void __launch_bounds__(256)
     if (k < width) store8(out + row * width, k, p, woven);
 }
 
-/* SwiGLU of the pairs' gates and ups, times the pair's weight (the shared expert has none), packed through FP8Q32. */
-static __global__ void __launch_bounds__(256) act_kernel(dev_moe m, uint32_t pairs, bool woven, uint16_t *out) {
+/* SwiGLU of the pairs' gates and ups, times the pair's weight (the shared expert has none), packed through FP8Q32; of
+ * `count` slots of each row from `first` on, `total` pairs in all. */
+static __global__ void __launch_bounds__(256)
+    act_kernel(dev_moe m, uint32_t first, uint32_t count, uint32_t total, bool woven, uint16_t *out) {
     await_launch();
     allow_launch();
     uint32_t width = (uint32_t)(m.moe_dim + K_BLOCK - 1) / K_BLOCK * K_BLOCK, i = blockIdx.x * 256 + threadIdx.x,
-             pair = i / (width / 8), k = i % (width / 8) * 8, slots = (uint32_t)m.per_token + 1, slot = pair % slots;
-    bool there = pair < pairs && (int)k < m.moe_dim;
+             place = i / (width / 8), k = i % (width / 8) * 8, slots = (uint32_t)m.per_token + 1,
+             slot = first + place % count, pair = place / count * slots + slot;
+    bool there = place < total && (int)k < m.moe_dim;
     float v[8] = {}, weight = 1, lim = (float)m.limit;
     if (there && slot < slots - 1) weight = ((const float *)m.weight)[pair / slots * (slots - 1) + slot];
     if (there) {
@@ -100,7 +103,7 @@ static __global__ void __launch_bounds__(256) act_kernel(dev_moe m, uint32_t pai
     }
     uint32_t p[4];
     pack8(v, true, p);
-    if (pair < pairs) store8(out + (uint64_t)pair * width, k, p, woven);
+    if (place < total) store8(out + (uint64_t)pair * width, k, p, woven);
 }
 
 /* --- norms -------------------------------------------------------------------------------------------------------- */
@@ -110,68 +113,84 @@ enum { NORM_THREADS = 512, NORM_CHUNKS = 2, NORM_WIDTH_MAX = 8 * NORM_CHUNKS * N
 
 static __device__ __forceinline__ int64_t chunk(int i) { return 8 * ((int64_t)i * NORM_THREADS + threadIdx.x); }
 
-static __device__ __forceinline__ void load_gain(const dev_weight &gain, int64_t k, float w[8]) {
-    if (gain.kind == CEDAR_W_BF16) {
-        unpack8(*(const uint4 *)(gain.data + 2 * k), w);
-    } else {
+/* A thread's part of the gain, which is bf16 (engine/tensors.c). No launch writes weights, so it is on its way before a
+ * kernel waits for its input. */
+struct gain_part {
+    uint4 w[NORM_CHUNKS];
+    __device__ __forceinline__ gain_part(const dev_weight &gain, int width) {
 #pragma unroll
-        for (int j = 0; j < 8; j++) w[j] = (float)weight_at(gain, 0, k + j);
+        for (int i = 0; i < NORM_CHUNKS; i++)
+            if (chunk(i) < width) w[i] = *(const uint4 *)(gain.data + 2 * chunk(i));
     }
-}
+};
 
-/* v = rounded gain times v / rms, packed as it is (plain), through FP8Q32 (quantised), or both. */
-static __device__ __forceinline__ void norm_pack(float v[NORM_CHUNKS][8], int width, const dev_weight &gain, double eps,
-                                                 bool woven, uint16_t *plain, uint16_t *quantised) {
-    float w[NORM_CHUNKS][8];                    /* on their way during the sum */
-    double square = 0;
-#pragma unroll
-    for (int i = 0; i < NORM_CHUNKS; i++) {
-        if (chunk(i) < width) load_gain(gain, chunk(i), w[i]);
-#pragma unroll
-        for (int j = 0; j < 8; j++) square += (double)v[i][j] * (double)v[i][j];
-    }
-    square = block_sum(square);
-    float r = 1 / sqrtf((float)square / (float)width + (float)eps);
-#pragma unroll
-    for (int i = 0; i < NORM_CHUNKS; i++) {
-        int64_t k = chunk(i);
-        if (k / 256 * 256 >= padded(width)) break;      /* whole warps, for the shuffles */
+/* Where a row's normed values go: packed as they are (plain), through FP8Q32 (quantised), or both. */
+struct normed {
+    int width;
+    bool woven;
+    uint16_t *plain, *quantised;
+
+    /* The eight from k on, times r and gain, rounded. Whole warps, for the shuffles. */
+    __device__ __forceinline__ void put(float v[8], int64_t k, float r, uint4 gain) const {
+        if (k / 256 * 256 >= padded(width)) return;
+        float w[8];
+        unpack8(gain, w);
 #pragma unroll
         for (int j = 0; j < 8; j++)
-            if (k < width) v[i][j] = rounded(w[i][j] * (v[i][j] * r));
+            if (k < width) v[j] = rounded(w[j] * (v[j] * r));
         uint32_t p[4];
         if (plain) {
-            pack8(v[i], false, p);
+            pack8(v, false, p);
             if (k < padded(width)) store8(plain, k, p, woven);
         }
         if (quantised) {
-            pack8(v[i], true, p);
+            pack8(v, true, p);
             if (k < padded(width)) store8(quantised, k, p, woven);
         }
     }
+};
+
+/* 1 / rms of a row from each thread's part of its sum of squares. */
+static __device__ __forceinline__ float norm_factor(double square, int width, double eps) {
+    square = block_sum(square);
+    return 1 / sqrtf((float)square / (float)width + (float)eps);
+}
+
+static __device__ __forceinline__ void norm_row(float v[NORM_CHUNKS][8], const gain_part &gain, double eps,
+                                                const normed &to) {
+    double square = 0;
+#pragma unroll
+    for (int i = 0; i < NORM_CHUNKS; i++)
+#pragma unroll
+        for (int j = 0; j < 8; j++) square += (double)v[i][j] * (double)v[i][j];
+    float r = norm_factor(square, to.width, eps);
+#pragma unroll
+    for (int i = 0; i < NORM_CHUNKS; i++) to.put(v[i], chunk(i), r, gain.w[i]);
 }
 
 static __global__ void __launch_bounds__(NORM_THREADS)
     norm_kernel(const float *x, int width, dev_weight gain, double eps, bool woven, uint16_t *out) {
+    float v[NORM_CHUNKS][8] = {};
+    gain_part part(gain, width);
     await_launch();
     allow_launch();
-    float v[NORM_CHUNKS][8] = {};
 #pragma unroll
     for (int i = 0; i < NORM_CHUNKS; i++)
         if (chunk(i) < width) load8(x + (uint64_t)blockIdx.x * width + chunk(i), v[i]);
-    norm_pack(v, width, gain, eps, woven, NULL, out + blockIdx.x * (uint64_t)padded(width));
+    norm_row(v, part, eps, normed{ width, woven, NULL, out + blockIdx.x * (uint64_t)padded(width) });
 }
 
 static __global__ void __launch_bounds__(NORM_THREADS)
     collapse_kernel(dev d, const float *pre_in, dev_weight gain, bool indexed, bool woven, uint16_t *plain,
                     uint16_t *quantised) {
+    float v[NORM_CHUNKS][8] = {};
+    gain_part part(gain, d.hidden);
     await_launch();
     allow_launch();
     uint32_t row = d.active[blockIdx.x];
     uint64_t at = (indexed ? row : blockIdx.x) * (uint64_t)padded(d.hidden);
     const uint16_t *h = (const uint16_t *)d.h + (uint64_t)row * d.hc * d.hidden;
     const float *pre = pre_in + (uint64_t)row * d.hc;
-    float v[NORM_CHUNKS][8] = {};
 #pragma unroll
     for (int i = 0; i < NORM_CHUNKS; i++) {
         if (chunk(i) >= d.hidden) continue;
@@ -184,13 +203,15 @@ static __global__ void __launch_bounds__(NORM_THREADS)
 #pragma unroll
         for (int j = 0; j < 8; j++) v[i][j] = rounded(v[i][j]);
     }
-    norm_pack(v, d.hidden, gain, d.norm_eps, woven, plain ? plain + at : NULL, quantised ? quantised + at : NULL);
+    norm_row(v, part, d.norm_eps,
+             normed{ d.hidden, woven, plain ? plain + at : NULL, quantised ? quantised + at : NULL });
 }
 
 /* --- end of a block ----------------------------------------------------------------------------------------------- */
 
 /* Routed experts' outputs in ascending id, then the shared one's, expanded into the streams. */
 static __global__ void __launch_bounds__(256) expand_kernel(dev d, dev_moe m, uint32_t first) {
+    await_launch();
     allow_launch();
     uint32_t row = d.active[first + blockIdx.x];
     int quads = d.hidden / 4, k = blockIdx.y * 256 + threadIdx.x;
@@ -210,6 +231,235 @@ static __global__ void __launch_bounds__(256) expand_kernel(dev d, dev_moe m, ui
     expand_quad<bf16>(d, row, k, y);
 }
 
+/* The sum of a row's experts for the eight channels from k on, as expand_kernel takes it; slots are read eight at a
+ * time. */
+static __device__ __forceinline__ void sum_experts(const dev_moe &m, const int32_t *ids, uint64_t place, int hidden,
+                                                   int64_t k, float y[8]) {
+    enum { AT_ONCE = 8 };
+    const uint16_t *out = (const uint16_t *)m.out + place * (uint32_t)(m.per_token + 1) * (uint32_t)hidden + k;
+#pragma unroll
+    for (int j = 0; j < 8; j++) y[j] = 0;
+#pragma unroll 1
+    for (int first = 0; first <= m.per_token; first += AT_ONCE) {
+        uint4 u[AT_ONCE];
+        bool there[AT_ONCE];
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) {
+            int slot = first + i;
+            there[i] = slot == m.per_token || (slot < m.per_token && ids[slot] >= 0);
+            if (there[i]) u[i] = *(const uint4 *)(out + (int64_t)slot * hidden);
+        }
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) {
+            if (!there[i]) continue;
+            float x[8];
+            unpack8(u[i], x);
+#pragma unroll
+            for (int j = 0; j < 8; j++) y[j] += x[j];
+        }
+    }
+#pragma unroll
+    for (int j = 0; j < 8; j++) y[j] = rounded(y[j]);
+}
+
+/* expand_kernel, then collapse_kernel, a row a block, eight channels a thread: the same sums in the same order, and the
+ * streams are written as before. collapse_kernel's threads have a second part of the channels, whose squares they add
+ * to those of the first; here they take it from shared memory. y: floats by place; NULL: the sum of m's experts. What
+ * the kernel before this one does not write is read before the wait: streams, coefficients, picks and gain. */
+enum { STREAMS = 4, EXPAND_THREADS = 640 };
+static_assert(EXPAND_THREADS <= 2 * NORM_THREADS && NORM_CHUNKS == 2, "a thread has at most one more part");
+static __global__ void __launch_bounds__(EXPAND_THREADS)
+    expand_collapse_kernel(dev d, const float *y_in, dev_moe m, const float *pre_in, dev_weight gain, bool indexed,
+                           bool woven, uint16_t *plain, uint16_t *quantised) {
+    __shared__ float comb[STREAMS * STREAMS], post[STREAMS], pre[STREAMS], second[EXPAND_THREADS - NORM_THREADS][9];
+    __shared__ int32_t ids[CEDAR_EXPERTS_PER_TOKEN_MAX];
+    int t = (int)threadIdx.x;
+    int64_t k = 8 * (int64_t)t;
+    bool there = k < d.hidden;
+    uint32_t row = d.active[blockIdx.x];
+    uint64_t at = (indexed ? row : blockIdx.x) * (uint64_t)padded(d.hidden);
+    uint4 *h = (uint4 *)((uint16_t *)d.h + (uint64_t)row * STREAMS * d.hidden + k), old[STREAMS], g;
+    int eights = d.hidden / 8;
+    if (there) {
+        g = *(const uint4 *)(gain.data + 2 * k);
+#pragma unroll
+        for (int n = 0; n < STREAMS; n++) old[n] = h[n * eights];
+    }
+    if (t < STREAMS * STREAMS) comb[t] = ((const float *)d.comb)[(uint64_t)row * STREAMS * STREAMS + t];
+    if (t < STREAMS) {
+        post[t] = ((const float *)d.post)[(uint64_t)row * STREAMS + t];
+        pre[t] = pre_in[(uint64_t)row * STREAMS + t];
+    }
+    if (!y_in && t < m.per_token) ids[t] = m.ids[(uint64_t)blockIdx.x * m.per_token + t];
+    __syncthreads();
+    await_launch();
+    allow_launch();
+    float v[8] = {};
+    if (there) {
+        float y[8];
+        if (y_in) load8(y_in + (uint64_t)blockIdx.x * d.hidden + k, y);
+        else sum_experts(m, ids, blockIdx.x, d.hidden, k, y);
+#pragma unroll
+        for (int to = 0; to < STREAMS; to++) {
+            float x[8], sum[8] = {};
+#pragma unroll
+            for (int from = 0; from < STREAMS; from++) {
+                unpack8(old[from], x);
+#pragma unroll
+                for (int j = 0; j < 8; j++) sum[j] += comb[from * STREAMS + to] * x[j];
+            }
+#pragma unroll
+            for (int j = 0; j < 8; j++) {
+                x[j] = rounded(post[to] * y[j] + sum[j]);
+                v[j] += pre[to] * x[j];
+            }
+            h[to * eights] = make_uint4(pair_of(x[0], x[1]), pair_of(x[2], x[3]), pair_of(x[4], x[5]),
+                                        pair_of(x[6], x[7]));
+        }
+#pragma unroll
+        for (int j = 0; j < 8; j++) v[j] = rounded(v[j]);
+    }
+    if (t >= NORM_THREADS)
+#pragma unroll
+        for (int j = 0; j < 8; j++) second[t - NORM_THREADS][j] = v[j];
+    __syncthreads();
+    double square = 0;
+    if (t < NORM_THREADS)
+#pragma unroll
+        for (int j = 0; j < 8; j++) square += (double)v[j] * (double)v[j];
+    if (t < EXPAND_THREADS - NORM_THREADS)
+#pragma unroll
+        for (int j = 0; j < 8; j++) square += (double)second[t][j] * (double)second[t][j];
+    float r = norm_factor(square, d.hidden, d.norm_eps);
+    normed{ d.hidden, woven, plain ? plain + at : NULL, quantised ? quantised + at : NULL }.put(v, k, r, g);
+}
+
+/* Streams expanded with one output a row, bf16 by place. */
+static __global__ void __launch_bounds__(256) expand_rows_kernel(dev d, const uint16_t *y_in) {
+    allow_launch();
+    int quads = d.hidden / 4, k = blockIdx.y * 256 + threadIdx.x;
+    if (k >= quads) return;
+    uint2 v = ((const uint2 *)y_in)[(uint64_t)blockIdx.x * quads + k];
+    float y[4] = { __uint_as_float(v.x << 16), __uint_as_float(v.x & 0xffff0000u), __uint_as_float(v.y << 16),
+                   __uint_as_float(v.y & 0xffff0000u) };
+    expand_quad<bf16>(d, d.active[blockIdx.x], k, y);
+}
+
+static __global__ void __launch_bounds__(256) pairs_kernel(experts_part part, uint32_t units, uint4 *out) {
+    uint32_t u = blockIdx.x * 256 + threadIdx.x;
+    if (u < units) out[u] = part(u);
+}
+
+/* --- end of a block with several ranks ---------------------------------------------------------------------------- */
+
+/* What expanding eight channels of a row needs besides the output. */
+struct site_row {
+    uint4 old[NORM_CHUNKS][STREAMS];
+    float post[STREAMS], comb[STREAMS][STREAMS], pre[STREAMS];
+
+    __device__ __forceinline__ site_row(const dev &d, uint32_t row, const float *pre_in) {
+#pragma unroll
+        for (int i = 0; i < NORM_CHUNKS; i++)
+#pragma unroll
+            for (int n = 0; n < STREAMS; n++)
+                if (chunk(i) < d.hidden)
+                    old[i][n] = *(const uint4 *)((const uint16_t *)d.h +
+                                                 ((uint64_t)row * STREAMS + n) * d.hidden + chunk(i));
+#pragma unroll
+        for (int n = 0; n < STREAMS; n++) {
+            post[n] = ((const float *)d.post)[(uint64_t)row * STREAMS + n];
+            pre[n] = pre_in[(uint64_t)row * STREAMS + n];
+#pragma unroll
+            for (int m = 0; m < STREAMS; m++)
+                comb[n][m] = ((const float *)d.comb)[((uint64_t)row * STREAMS + n) * STREAMS + m];
+        }
+    }
+
+    /* The sums of expand_quad, then those of collapse_kernel: v becomes the next input's channels. */
+    __device__ __forceinline__ void step(const dev &d, uint32_t row, int i, const float y[8], float v[8]) const {
+        float x[STREAMS][8];
+#pragma unroll
+        for (int n = 0; n < STREAMS; n++) unpack8(old[i][n], x[n]);
+#pragma unroll
+        for (int to = 0; to < STREAMS; to++) {
+            float out[8];
+#pragma unroll
+            for (int j = 0; j < 8; j++) {
+                float sum = 0;
+#pragma unroll
+                for (int from = 0; from < STREAMS; from++) sum += comb[from][to] * x[from][j];
+                out[j] = rounded(post[to] * y[j] + sum);
+                v[j] += pre[to] * out[j];
+            }
+            *(uint4 *)((uint16_t *)d.h + ((uint64_t)row * STREAMS + to) * d.hidden + chunk(i)) =
+                bf16_words::give(out);
+        }
+#pragma unroll
+        for (int j = 0; j < 8; j++) v[j] = rounded(v[j]);
+    }
+};
+
+/* Sum over the ranks as peers_sum in one step, expand_rows_kernel and collapse_kernel: a row a block. */
+template <class Part>
+static __global__ void __launch_bounds__(NORM_THREADS)
+    site_kernel(const __grid_constant__ dev d, const __grid_constant__ peers p, Part part, uint32_t n,
+                const __grid_constant__ collapse_into next) {
+    gain_part gain(next.gain, d.hidden);
+    await_launch();
+    if (p.early) allow_launch();
+    exchange x(p);
+    uint32_t units = (uint32_t)d.hidden / 8;
+    for (uint32_t i = blockIdx.x; i < n; i += gridDim.x) {
+        uint32_t row = d.active[i], at[NORM_CHUNKS];
+        uint4 mine[NORM_CHUNKS];
+        bool there[NORM_CHUNKS];
+        float y[NORM_CHUNKS][8], v[NORM_CHUNKS][8] = {};
+#pragma unroll
+        for (int c = 0; c < NORM_CHUNKS; c++) {
+            there[c] = chunk(c) < d.hidden;
+            at[c] = i * units + (uint32_t)chunk(c) / 8;
+            if (!there[c]) continue;
+            mine[c] = bf16_words::full(part(at[c]));
+            x.send(p, (uint32_t)p.rank * n * units + at[c], mine[c]);
+        }
+        const site_row site(d, row, (const float *)next.pre);
+        x.add<bf16_words, NORM_CHUNKS>(p, mine, at, there, n * units, y);
+#pragma unroll
+        for (int c = 0; c < NORM_CHUNKS; c++) {
+            if (!there[c]) continue;
+#pragma unroll
+            for (int j = 0; j < 8; j++) y[c][j] = rounded(y[c][j]);
+            site.step(d, row, c, y[c], v[c]);
+        }
+        uint64_t to = (next.indexed ? row : i) * (uint64_t)padded(d.hidden);
+        norm_row(v, gain, d.norm_eps,
+                 normed{ d.hidden, next.woven, next.plain ? next.plain + to : NULL,
+                         next.quantised ? next.quantised + to : NULL });
+    }
+    x.done(p);
+}
+
+template <class Part>
+static void launch_site(const dev &d, const peers &p, const Part &part, uint32_t n, const collapse_into &next,
+                        chain s) {
+    unsigned blocks = n < (uint32_t)p.blocks ? n : (unsigned)p.blocks;
+    launch_chained(site_kernel<Part>, blocks, NORM_THREADS, 0, s, d, p, part, n, next);
+}
+
+bool tensor_site_can(const dev &d, const peers &p, uint32_t n) {
+    return d.hc == STREAMS && d.hidden % 8 == 0 && d.hidden <= NORM_WIDTH_MAX &&
+           (uint64_t)p.ranks * n * d.hidden * 2 <= p.half_bytes;
+}
+
+void tensor_site(const dev &d, const peers &p, const uint16_t *part, uint32_t n, const collapse_into &next, chain s) {
+    launch_site(d, p, stored_part{ (const uint4 *)part }, n, next, s);
+}
+
+void tensor_site_experts(const dev &d, const peers &p, const dev_moe &m, uint32_t n, const collapse_into &next,
+                         chain s) {
+    launch_site(d, p, part_of(m, d.hidden), n, next, s);
+}
+
 /* --- launchers ---------------------------------------------------------------------------------------------------- */
 
 void tensor_pack(const void *x, bool x_bf16, int64_t ldx, const uint32_t *list, uint32_t n, int64_t k_count,
@@ -218,9 +468,10 @@ void tensor_pack(const void *x, bool x_bf16, int64_t ldx, const uint32_t *list, 
                    quantise, woven, out);
 }
 
-void tensor_act(const dev_moe &m, uint32_t rows, bool woven, uint16_t *out, cudaStream_t s) {
-    uint32_t pairs = rows * ((uint32_t)m.per_token + 1);
-    act_kernel<<<ceil_div(pairs * padded(m.moe_dim) / 8, 256), 256, 0, s>>>(m, pairs, woven, out);
+void tensor_act(const dev_moe &m, int first, int count, uint32_t rows, bool woven, uint16_t *out, chain s) {
+    uint32_t total = rows * (uint32_t)count;
+    launch_chained(act_kernel, ceil_div(total * padded(m.moe_dim) / 8, 256), 256, 0, s, m, (uint32_t)first,
+                   (uint32_t)count, total, woven, out);
 }
 
 
@@ -231,12 +482,30 @@ void tensor_norm(const float *x, int width, uint32_t n, const dev_weight &gain, 
     launch_chained(norm_kernel, n, NORM_THREADS, 0, s, x, width, gain, eps, woven, out);
 }
 
-void tensor_collapse(const dev &d, uint32_t n, const void *pre, const dev_weight &gain, bool indexed, bool woven,
-                     uint16_t *plain, uint16_t *quantised, chain s) {
-    launch_chained(collapse_kernel, n, NORM_THREADS, 0, s, d, (const float *)pre, gain, indexed, woven, plain,
-                   quantised);
+void tensor_collapse(const dev &d, uint32_t n, const collapse_into &to, chain s) {
+    launch_chained(collapse_kernel, n, NORM_THREADS, 0, s, d, (const float *)to.pre, to.gain, to.indexed, to.woven,
+                   to.plain, to.quantised);
 }
 
-void tensor_expand_experts(const dev &d, uint32_t first, uint32_t n, const dev_moe &m, cudaStream_t s) {
-    expand_kernel<<<dim3(n, ceil_div(d.hidden / 4, 256)), 256, 0, s>>>(d, m, first);
+void tensor_sum_experts(const dev_moe &m, uint32_t n, int width, uint16_t *out, cudaStream_t s) {
+    uint32_t units = n * (uint32_t)width / 8;
+    pairs_kernel<<<ceil_div(units, 256), 256, 0, s>>>(part_of(m, width), units, (uint4 *)out);
+}
+
+void tensor_expand(const dev &d, uint32_t n, const uint16_t *y, cudaStream_t s) {
+    expand_rows_kernel<<<dim3(n, ceil_div(d.hidden / 4, 256)), 256, 0, s>>>(d, y);
+}
+
+void tensor_expand_experts(const dev &d, uint32_t first, uint32_t n, const dev_moe &m, chain s) {
+    launch_chained(expand_kernel, dim3(n, ceil_div(d.hidden / 4, 256)), 256, 0, s, d, m, first);
+}
+
+bool tensor_expand_collapse_can(const dev &d, uint32_t n) {
+    return few_rows(n) && d.hc == STREAMS && d.hidden <= 8 * EXPAND_THREADS;
+}
+
+void tensor_expand_collapse(const dev &d, uint32_t n, const float *y, const dev_moe &m, const collapse_into &to,
+                            chain s) {
+    launch_chained(expand_collapse_kernel, n, EXPAND_THREADS, 0, s, d, y, m, (const float *)to.pre, to.gain, to.indexed,
+                   to.woven, to.plain, to.quantised);
 }

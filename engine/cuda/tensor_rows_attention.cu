@@ -1,4 +1,4 @@
-/* Attention of whole rows: 64 heads of 512 channels, the real model's. */
+/* Attention of whole rows: 64 heads of 512 channels, the real model's, or a rank's share of those heads. */
 #include "engine/cuda/pairs.cuh"
 #include "engine/cuda/tensor.cuh"
 #include "engine/cuda/wgmma.cuh"
@@ -48,11 +48,11 @@ template <int UNITS, int COUNT> struct key_round {
         }
     }
 
-    /* To rows n, n + STEP, ... of the tiles. */
-    __device__ __forceinline__ void store(int n, uint8_t *to) const {
+    /* The first PART keys to rows n, n + STEP, ... of the tiles. */
+    template <int PART = COUNT> __device__ __forceinline__ void store(int n, uint8_t *to) const {
         int unit = threadIdx.x % UNITS;
 #pragma unroll
-        for (int j = 0; j < COUNT; j++, n += STEP) {
+        for (int j = 0; j < PART; j++, n += STEP) {
             uint4 lo, hi;
             if (four[j]) {
                 factor_value scaled(e4m3(scale[j]), E2M1_GAP);
@@ -73,6 +73,21 @@ template <int UNITS, int COUNT> struct key_round {
             uint8_t *row = to + unit / 4 * TILE_BYTES + n * 128;
             *(uint4 *)(row + swizzled(n, piece + turn)) = turn ? hi : lo;
             *(uint4 *)(row + swizzled(n, piece + (turn ^ 1))) = turn ? lo : hi;
+        }
+    }
+
+    /* All, PART at a time; keys move up, so that the loop stays one and its code small (see row_kernel). */
+    template <int PART> __device__ __forceinline__ void store_moving(int n, uint8_t *to) {
+        static_assert(COUNT % PART == 0, "whole parts");
+#pragma unroll 1
+        for (int i = 0; i < COUNT; i += PART, n += PART * STEP) {
+            store<PART>(n, to);
+#pragma unroll
+            for (int j = 0; j + PART < COUNT; j++) {
+                v[j] = v[j + PART];
+                scale[j] = scale[j + PART];
+                four[j] = four[j + PART];
+            }
         }
     }
 };
@@ -109,7 +124,12 @@ static __device__ __forceinline__ void rotate_pair(float &a, float &b, const flo
     b = rounded(x * si + y * t[0]);
 }
 
+/* Heads of a row: ROW_HEADS, or with SOME d.heads. Those that are not there have queries of zeros, and their outputs go
+ * nowhere; the others have the same bits whatever their number. */
+template <bool SOME> static __device__ __forceinline__ int heads_of(const dev &d) { return SOME ? d.heads : ROW_HEADS; }
+
 /* Queries of the row, rotated, as 8 tiles of 64 heads by 64 channels; eight loads of a thread are under way at once. */
+template <bool SOME>
 static __device__ __forceinline__ void load_queries(const dev &d, const uint16_t *q, const float *table, uint8_t *to) {
     enum { AT_ONCE = 8, EIGHTS = ROW_DIM / 8, STEP = ROW_THREADS / EIGHTS };
     int k = (int)threadIdx.x % EIGHTS * 8, rope_from = ROW_DIM - d.rope;
@@ -120,7 +140,9 @@ static __device__ __forceinline__ void load_queries(const dev &d, const uint16_t
     for (int h0 = (int)threadIdx.x / EIGHTS; h0 < ROW_HEADS; h0 += AT_ONCE * STEP) {
         uint4 x[AT_ONCE];
 #pragma unroll
-        for (int i = 0; i < AT_ONCE; i++) x[i] = __ldg((const uint4 *)(q + (h0 + i * STEP) * ROW_DIM + k));
+        for (int i = 0; i < AT_ONCE; i++)
+            x[i] = !SOME || h0 + i * STEP < d.heads ? __ldg((const uint4 *)(q + (h0 + i * STEP) * ROW_DIM + k))
+                                                     : make_uint4(0, 0, 0, 0);
 #pragma unroll
         for (int i = 0; i < AT_ONCE; i++) {
             int h = h0 + i * STEP;
@@ -147,25 +169,21 @@ struct row_thread {
           head((int)(threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4)) {}
 };
 
-/* Past the last key that one again: its probability will be zero, whatever it is. */
-static __device__ __forceinline__ void load_refs(row_keys &refs, const attention_work &w, int count) {
-    for (int i = threadIdx.x; i < ROW_TILES * 64; i += ROW_THREADS) {
+/* Keys [first, first + n). Past the last key that one again: its probability will be zero, whatever it is. */
+static __device__ __forceinline__ void load_refs(row_keys &refs, const attention_work &w, int count, int first, int n) {
+    for (int i = first + (int)threadIdx.x; i < first + n; i += ROW_THREADS) {
         uint64_t at = (uint64_t)blockIdx.x * w.keys_max + (i < count ? i : count - 1);
         refs.at[i] = w.keys[at];
         refs.four[i] = w.fp4[at];
     }
 }
 
-/* c = 64 heads by the 64 keys of a tile, for one group, which decodes them to `keys` first; scaled, -inf past the last
- * key. */
-static __device__ __forceinline__ void tile_logits(float (&c)[32], const uint8_t *queries, uint8_t *keys,
-                                                   const row_keys &refs, int tile, int count, const row_thread &me) {
+/* c = 64 heads by the 64 decoded keys of a tile, for one group; scaled, -inf past the last key. */
+static __device__ __forceinline__ void tile_logits(float (&c)[32], const uint8_t *queries, const uint8_t *keys,
+                                                   int tile, int count, const row_thread &me) {
     uint32_t queries_at = (uint32_t)__cvta_generic_to_shared(queries),
              keys_at = (uint32_t)__cvta_generic_to_shared(keys);
     float scale = (float)(1 / sqrt((double)ROW_DIM));
-    decode_keys(refs, tile, keys);
-    wgmma_publish();
-    group_barrier(me.group);
     wgmma_begin();
 #pragma unroll
     for (int k = 0; k < ROW_DIM / 16; k++)
@@ -173,7 +191,6 @@ static __device__ __forceinline__ void tile_logits(float (&c)[32], const uint8_t
                     tile_descriptor(keys_at + k / 4 * TILE_BYTES) + k % 4 * 2, k > 0);
     wgmma_commit();
     wgmma_wait<0>();
-    group_barrier(me.group);
 #pragma unroll
     for (int n = 0; n < 32; n++) {
         asm volatile("" : "+f"(c[n])::"memory");
@@ -181,11 +198,12 @@ static __device__ __forceinline__ void tile_logits(float (&c)[32], const uint8_t
     }
 }
 
-/* s: logits of every second tile from the group's first on. Leaves the probabilities, bf16, as tiles of 64 heads by 64
- * keys, visible to the matrix units, and in part 1 / their unrounded sum with the sink, for the thread's two heads. */
+/* s: logits of every second tile from the group's first on, of `heads` heads. Leaves the probabilities, bf16, as tiles
+ * of 64 heads by 64 keys, visible to the matrix units, and in part 1 / their unrounded sum with the sink, for the
+ * thread's two heads. */
 static __device__ __forceinline__ void probabilities(float (&s)[ROW_TILES / 2][32], int tile_count, row_keys &refs,
-                                                     const float *sink, uint8_t *tiles, const row_thread &me,
-                                                     float part[2]) {
+                                                     const float *sink, int heads, uint8_t *tiles,
+                                                     const row_thread &me, float part[2]) {
     float top[2] = { -1e30f, -1e30f }, sum[2] = { 0, 0 };
 #pragma unroll
     for (int i = 0; i < ROW_TILES / 2; i++)
@@ -226,7 +244,7 @@ static __device__ __forceinline__ void probabilities(float (&s)[ROW_TILES / 2][3
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         int h = me.head + 8 * r;
-        part[r] = 1 / (refs.sum[0][h] + refs.sum[1][h] + expf(sink[h] - top[r]));
+        part[r] = 1 / (refs.sum[0][h] + refs.sum[1][h] + expf(sink[h < heads ? h : 0] - top[r]));
     }
 }
 
@@ -236,10 +254,38 @@ struct row_output {
     const float *table;
     int heads_per_group, rope_from;
     bool woven;
+    int heads;
 };
 
+/* Channels [k0, k0 + CHANNELS) of all heads, from one group, divided by the sum, rotated back, packed. */
+template <int CHANNELS>
+static __device__ __forceinline__ void put_values(float (&o)[CHANNELS / 2], int k0, const float part[2],
+                                                  const row_output &to, uint32_t place, const row_thread &me) {
+    int64_t width = padded((int64_t)to.heads_per_group * ROW_DIM);
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        int h = me.head + 8 * r;
+        uint16_t *row = to.out + ((uint64_t)place * (to.heads / to.heads_per_group) + h / to.heads_per_group) * width +
+                        h % to.heads_per_group * ROW_DIM;
+#pragma unroll
+        for (int n = 0; n < CHANNELS / 8; n++) {
+            asm volatile("" : "+f"(o[4 * n + 2 * r]), "+f"(o[4 * n + 2 * r + 1])::"memory");
+            float a = rounded(o[4 * n + 2 * r] * part[r]), b = rounded(o[4 * n + 2 * r + 1] * part[r]);
+            int k = k0 + 8 * n;
+            if (k >= to.rope_from) rotate_pair(a, b, to.table + k - to.rope_from + 2 * me.t, -1);
+            /* threads 0 and 2 of a quad hold 0, 1 and 4, 5 of eight channels, 1 and 3 the others: with what its partner
+             * gives, each has one of the pairs (0,4) (1,5) (2,6) (3,7) of tensor.cuh */
+            float other = __shfl_xor_sync(0xffffffffu, me.t < 2 ? b : a, 2);
+            uint32_t p = me.t < 2 ? pair_of(a, other) : pair_of(other, b);
+            int pair = 2 * (me.t & 1) + (me.t >> 1),
+                at = to.woven ? k / 64 * 64 + k % 16 * 4 + 8 * pair + k % 64 / 16 * 2 : k + 2 * pair;
+            if (h < to.heads) *(uint32_t *)(row + at) = p;
+        }
+    }
+}
+
 /* Channels [k0, k0 + CHANNELS) of all heads for one group: probabilities times keys, ascending. While a tile is
- * multiplied the next is decoded, and the one after that is loaded. Divided by the sum, rotated back, packed. */
+ * multiplied the next is decoded, and the one after that is loaded. */
 template <int CHANNELS>
 static __device__ __forceinline__ void row_values(const uint8_t *tiles, uint8_t *keys, const row_keys &refs,
                                                   int tile_count, int k0, const float part[2], const row_output &to,
@@ -267,26 +313,7 @@ static __device__ __forceinline__ void row_values(const uint8_t *tiles, uint8_t 
         wgmma_commit();
     }
     wgmma_wait<0>();
-    int64_t width = padded((int64_t)to.heads_per_group * ROW_DIM);
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        int h = me.head + 8 * r;
-        uint16_t *row = to.out + ((uint64_t)place * (ROW_HEADS / to.heads_per_group) + h / to.heads_per_group) * width +
-                        h % to.heads_per_group * ROW_DIM;
-#pragma unroll
-        for (int n = 0; n < CHANNELS / 8; n++) {
-            asm volatile("" : "+f"(o[4 * n + 2 * r]), "+f"(o[4 * n + 2 * r + 1])::"memory");
-            float a = rounded(o[4 * n + 2 * r] * part[r]), b = rounded(o[4 * n + 2 * r + 1] * part[r]);
-            int k = k0 + 8 * n;
-            if (k >= to.rope_from) rotate_pair(a, b, to.table + k - to.rope_from + 2 * me.t, -1);
-            /* threads 0 and 2 of a quad hold 0, 1 and 4, 5 of eight channels, 1 and 3 the others: with what its partner
-             * gives, each has one of the pairs (0,4) (1,5) (2,6) (3,7) of tensor.cuh */
-            float other = __shfl_xor_sync(0xffffffffu, me.t < 2 ? b : a, 2);
-            uint32_t p = me.t < 2 ? pair_of(a, other) : pair_of(other, b);
-            int pair = 2 * (me.t & 1) + (me.t >> 1);
-            *(uint32_t *)(row + (to.woven ? k / 64 * 64 + k % 16 * 4 + 8 * pair + k % 64 / 16 * 2 : k + 2 * pair)) = p;
-        }
-    }
+    put_values<CHANNELS>(o, k0, part, to, place, me);
 }
 
 /* What the three kernels are given: rows [first, first + gridDim.x) of the list; q [place, heads, dim] as wq_b left
@@ -304,22 +331,30 @@ static __device__ __forceinline__ const float *rotations(const dev &d, const row
 }
 
 /* A block per row. Tiles of logits move up as they come: unrolled, the kernel would not fit the instruction cache. */
+template <bool SOME>
 static __global__ void __launch_bounds__(ROW_THREADS, 1) row_kernel(dev d, row_work r, attention_work w) {
+    r.to.heads = heads_of<SOME>(d);
     extern __shared__ __align__(1024) uint8_t tiles[];
     row_keys &refs = *(row_keys *)(tiles + ROW_BYTES);
     row_thread me;
     int count = w.count[blockIdx.x], tile_count = (count + 63) / 64;
     uint8_t *keys = tiles + QUERY_BYTES + me.group * KEYS_BYTES;
     r.to.table = rotations(d, r);
-    load_refs(refs, w, count);
-    load_queries(d, r.q + (uint64_t)(r.first + blockIdx.x) * ROW_HEADS * ROW_DIM, r.to.table, tiles);
+    load_refs(refs, w, count, 0, ROW_TILES * 64);
+    load_queries<SOME>(d, r.q + (uint64_t)(r.first + blockIdx.x) * heads_of<SOME>(d) * ROW_DIM, r.to.table, tiles);
     wgmma_publish();
     __syncthreads();
     float s[ROW_TILES / 2][32], part[2];
 #pragma unroll 1
     for (int tile = me.group; tile < ROW_TILES; tile += 2) {
         float c[32];
-        if (tile < tile_count) tile_logits(c, tiles, keys, refs, tile, count, me);
+        if (tile < tile_count) {
+            decode_keys(refs, tile, keys);
+            wgmma_publish();
+            group_barrier(me.group);
+            tile_logits(c, tiles, keys, tile, count, me);
+            group_barrier(me.group);
+        }
 #pragma unroll
         for (int n = 0; n < 32; n++) {
 #pragma unroll
@@ -328,42 +363,60 @@ static __global__ void __launch_bounds__(ROW_THREADS, 1) row_kernel(dev d, row_w
         }
     }
     __syncthreads();                            /* queries give way */
-    probabilities(s, tile_count, refs, r.sink, tiles, me, part);
+    probabilities(s, tile_count, refs, r.sink, r.to.heads, tiles, me, part);
     row_values<ROW_DIM / 2>(tiles, keys, refs, tile_count, me.group * (ROW_DIM / 2), part, r.to, r.first + blockIdx.x,
                             me);
 }
 
-/* Few rows: first a block per row and two tiles of keys, one a group; a thread's logits of a tile lie together. */
+/* Few rows: first a block per row and two tiles of keys, one a group. All keys are under way at once, while the queries
+ * come; a thread's logits of a tile lie together. */
+template <bool SOME>
 static __global__ void __launch_bounds__(ROW_THREADS, 1) tile_kernel(dev d, row_work r, attention_work w) {
     allow_launch();
+    enum { UNITS = ROW_DIM / 16 };
     extern __shared__ __align__(1024) uint8_t tiles[];
     row_keys &refs = *(row_keys *)(tiles + ROW_BYTES);
     row_thread me;
-    int count = w.count[blockIdx.x], tile = 2 * blockIdx.y + me.group;
+    int count = w.count[blockIdx.x], tile = 2 * blockIdx.y + me.group, n = (int)(threadIdx.x % GROUP) / UNITS;
     if ((int)blockIdx.y * 128 >= count) return;
-    load_refs(refs, w, count);
-    load_queries(d, r.q + (uint64_t)(r.first + blockIdx.x) * ROW_HEADS * ROW_DIM, rotations(d, r), tiles);
+    uint8_t *keys = tiles + QUERY_BYTES + me.group * KEYS_BYTES;
+    load_refs(refs, w, count, (int)blockIdx.y * 128, 128);
+    __syncthreads();
+    key_round<UNITS, 64 * UNITS / GROUP> of_tile;
+    of_tile.load(refs, tile * 64 + n, 0);
+    load_queries<SOME>(d, r.q + (uint64_t)(r.first + blockIdx.x) * heads_of<SOME>(d) * ROW_DIM, rotations(d, r), tiles);
+    of_tile.template store_moving<4>(n, keys);
     wgmma_publish();
     __syncthreads();
     if (tile * 64 >= count) return;
     float c[32];
-    tile_logits(c, tiles, tiles + QUERY_BYTES + me.group * KEYS_BYTES, refs, tile, count, me);
+    tile_logits(c, tiles, keys, tile, count, me);
     float4 *to = (float4 *)w.logits + (((uint64_t)blockIdx.x * ROW_TILES + tile) * 8) * GROUP + threadIdx.x % GROUP;
 #pragma unroll
-    for (int n = 0; n < 8; n++) to[n * GROUP] = make_float4(c[4 * n], c[4 * n + 1], c[4 * n + 2], c[4 * n + 3]);
+    for (int i = 0; i < 8; i++) to[i * GROUP] = make_float4(c[4 * i], c[4 * i + 1], c[4 * i + 2], c[4 * i + 3]);
 }
 
-/* Then a block per row and slice of channels. */
-enum { SLICE = 64, SLICES = ROW_DIM / (2 * SLICE) };
+/* Then a block per row and slice of channels. Its keys, decoded by half of them a group, do not wait for the logits:
+ * tile_kernel, which is launched plainly, began when the list of keys and the caches were complete. */
+enum { SLICE = 64, SLICES = ROW_DIM / SLICE };
+template <bool SOME>
 static __global__ void __launch_bounds__(ROW_THREADS, 1) slice_kernel(dev d, row_work r, attention_work w) {
-    await_launch();
-    allow_launch();
+    r.to.heads = heads_of<SOME>(d);
+    enum { UNITS = SLICE / 16, KEYS = ROW_TILES * 64 / 2 };
     extern __shared__ __align__(1024) uint8_t tiles[];
     row_keys &refs = *(row_keys *)(tiles + ROW_BYTES);
     row_thread me;
-    int count = w.count[blockIdx.x], tile_count = (count + 63) / 64;
+    int count = w.count[blockIdx.x], tile_count = (count + 63) / 64, k0 = (int)blockIdx.y * SLICE,
+        n = (int)(threadIdx.x % GROUP) / UNITS;
+    uint8_t *keys = tiles + QUERY_BYTES;
     r.to.table = rotations(d, r);
-    load_refs(refs, w, count);
+    load_refs(refs, w, count, 0, ROW_TILES * 64);
+    __syncthreads();
+    key_round<UNITS, KEYS * UNITS / GROUP> of_group;
+    of_group.load(refs, me.group * KEYS + n, k0 / 16);
+    of_group.template store_moving<2>(n, keys + me.group * (KEYS / 64 * TILE_BYTES));
+    await_launch();
+    allow_launch();
     float s[ROW_TILES / 2][32], part[2];
 #pragma unroll
     for (int i = 0; i < ROW_TILES / 2; i++) {
@@ -371,21 +424,35 @@ static __global__ void __launch_bounds__(ROW_THREADS, 1) slice_kernel(dev d, row
         const float4 *from =
             (const float4 *)w.logits + (((uint64_t)blockIdx.x * ROW_TILES + tile) * 8) * GROUP + threadIdx.x % GROUP;
 #pragma unroll
-        for (int n = 0; n < 8; n++) {
+        for (int j = 0; j < 8; j++) {
             float4 v = make_float4(-INFINITY, -INFINITY, -INFINITY, -INFINITY);
-            if (tile < tile_count) v = from[n * GROUP];
-            s[i][4 * n] = v.x; s[i][4 * n + 1] = v.y; s[i][4 * n + 2] = v.z; s[i][4 * n + 3] = v.w;
+            if (tile < tile_count) v = from[j * GROUP];
+            s[i][4 * j] = v.x; s[i][4 * j + 1] = v.y; s[i][4 * j + 2] = v.z; s[i][4 * j + 3] = v.w;
         }
     }
-    probabilities(s, tile_count, refs, r.sink, tiles, me, part);
-    row_values<SLICE>(tiles, tiles + QUERY_BYTES + me.group * KEYS_BYTES, refs, tile_count,
-                      (2 * (int)blockIdx.y + me.group) * SLICE, part, r.to, r.first + blockIdx.x, me);
+    probabilities(s, tile_count, refs, r.sink, r.to.heads, tiles, me, part);    /* publishes the keys, too */
+    if (me.group) return;
+    uint32_t tiles_at = (uint32_t)__cvta_generic_to_shared(tiles), keys_at = (uint32_t)__cvta_generic_to_shared(keys);
+    float o[SLICE / 2];
+    for (int tile = 0; tile < tile_count; tile++) {
+        wgmma_begin();
+#pragma unroll
+        for (int k = 0; k < 4; k++)
+            wgmma_turned(o, tile_descriptor(tiles_at + (uint32_t)tile * TILE_BYTES) + k * 2,
+                         turned_descriptor(keys_at + (uint32_t)tile * TILE_BYTES, TILE_BYTES) + k * 128, tile + k > 0);
+        wgmma_commit();
+    }
+    wgmma_wait<0>();
+    put_values<SLICE>(o, k0, part, r.to, r.first + blockIdx.x, me);
 }
+
+static_assert(SLICE == 64 && ROW_TILES * TILE_BYTES <= 2 * KEYS_BYTES, "a slice is a tile wide; its keys have room");
 
 bool tensor_attention_rows_can(const dev &d, const cedar_layout &l, const attention_work &w) {
     bool aligned = l.page_bytes % 8 == 0 && l.ring_row_bytes % 8 == 0 && l.ring_bytes % 8 == 0;
     for (int32_t i = 0; i < l.part_count; i++) aligned = aligned && l.part[i].kv_codes % 8 == 0;
-    return aligned && d.heads == ROW_HEADS && d.head_dim == ROW_DIM && w.keys_max <= ROW_TILES * 64 && d.rope <= 64 &&
+    bool heads = d.heads == ROW_HEADS || (d.ranks > 1 && d.heads < ROW_HEADS);
+    return aligned && heads && d.head_dim == ROW_DIM && w.keys_max <= ROW_TILES * 64 && d.rope <= 64 &&
            d.rope % 8 == 0;
 }
 
@@ -393,10 +460,27 @@ static_assert(ROW_TILES * 64 == ROW_KEYS_MAX, "the buffer of logits is as long a
 
 enum { ROW_SHARED = ROW_BYTES + sizeof(row_keys) };
 
+int tensor_attention_rows_heads(void) { return ROW_HEADS; }
+
+template <bool SOME> static cudaError_t prepare(void) {
+    cudaError_t e = cudaFuncSetAttribute(row_kernel<SOME>, cudaFuncAttributeMaxDynamicSharedMemorySize, ROW_SHARED);
+    if (!e) e = cudaFuncSetAttribute(tile_kernel<SOME>, cudaFuncAttributeMaxDynamicSharedMemorySize, ROW_SHARED);
+    return e ? e : cudaFuncSetAttribute(slice_kernel<SOME>, cudaFuncAttributeMaxDynamicSharedMemorySize, ROW_SHARED);
+}
+
 cudaError_t tensor_attention_prepare(void) {
-    cudaError_t e = cudaFuncSetAttribute(row_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, ROW_SHARED);
-    if (!e) e = cudaFuncSetAttribute(tile_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, ROW_SHARED);
-    return e ? e : cudaFuncSetAttribute(slice_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, ROW_SHARED);
+    cudaError_t e = prepare<false>();
+    return e ? e : prepare<true>();
+}
+
+template <bool SOME>
+static void launch_rows(const dev &d, uint32_t n, const row_work &r, const attention_work &w, cudaStream_t s) {
+    if (r.to.woven) {
+        row_kernel<SOME><<<n, ROW_THREADS, ROW_SHARED, s>>>(d, r, w);
+    } else {
+        tile_kernel<SOME><<<dim3(n, ROW_TILES / 2), ROW_THREADS, ROW_SHARED, s>>>(d, r, w);
+        launch_chained(slice_kernel<SOME>, dim3(n, SLICES), ROW_THREADS, ROW_SHARED, chain{ s, true }, d, r, w);
+    }
 }
 
 void tensor_attention_rows(const dev &d, uint32_t first, uint32_t n, int table_kind, const uint16_t *q,
@@ -406,11 +490,7 @@ void tensor_attention_rows(const dev &d, uint32_t first, uint32_t n, int table_k
                    table_kind,
                    q,
                    (const float *)sink.data,
-                   { out, NULL, heads_per_group, d.head_dim - d.rope, woven } };
-    if (woven) {
-        row_kernel<<<n, ROW_THREADS, ROW_SHARED, s>>>(d, r, w);
-    } else {
-        tile_kernel<<<dim3(n, ROW_TILES / 2), ROW_THREADS, ROW_SHARED, s>>>(d, r, w);
-        launch_chained(slice_kernel, dim3(n, SLICES), ROW_THREADS, ROW_SHARED, chain{ s, true }, d, r, w);
-    }
+                   { out, NULL, heads_per_group, d.head_dim - d.rope, woven, d.heads } };
+    if (d.heads == ROW_HEADS) launch_rows<false>(d, n, r, w, s);
+    else launch_rows<true>(d, n, r, w, s);
 }

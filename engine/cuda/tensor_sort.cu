@@ -1,4 +1,4 @@
-/* Pairs of rows and experts in the order in which experts are worked on. */
+/* Pairs of rows and experts in the order in which experts are worked on; for few rows the picks, too. */
 #include "engine/cuda/tensor.cuh"
 
 void tensor_tiles(uint32_t rows, int per_token, int experts, bool woven, expert_tiles *t) {
@@ -6,23 +6,20 @@ void tensor_tiles(uint32_t rows, int per_token, int experts, bool woven, expert_
     t->width = !woven ? 8 : each > 64 ? 128 : each > 32 ? 64 : 32;
     t->tiles_max = pairs / t->width + (uint32_t)experts;
     if (!woven && t->tiles_max > pairs) t->tiles_max = pairs;
+    t->pairs_max = pairs;
+    t->sorted = EXPERTS_TOGETHER && woven && t->width == 128;   /* narrower tiles are bound by weights */
 }
 
 uint32_t tensor_tiles_max(uint32_t rows, int per_token, int experts) {
     return rows * (uint32_t)per_token / 32 + (uint32_t)experts + FEW_ROWS * (uint32_t)per_token;
 }
 
-/* Pairs of few rows by one block, a thread each: a pair's place is the number of pairs before it. */
-static __global__ void sort_few(const int32_t *ids, uint32_t total, int per_token, expert_tiles t) {
-    extern __shared__ int32_t id[];
-    await_launch();
-    allow_launch();
-    int32_t *within = id + total;
-    uint32_t i = threadIdx.x;
-    int32_t mine = i < total ? ids[i] : -1;
-    if (i < total) id[i] = mine;
-    __syncthreads();
-    uint32_t lower = 0, before = 0, count = 0;
+/* Pairs of few rows by one block, a thread each: a pair's place is the number of pairs before it. id [total], and room
+ * for as many, in shared memory. */
+static __device__ __forceinline__ void sort_block(const int32_t *id, int32_t *within, uint32_t total, int per_token,
+                                                  const expert_tiles &t) {
+    uint32_t i = threadIdx.x, lower = 0, before = 0, count = 0;
+    int32_t mine = i < total ? id[i] : -1;
     for (uint32_t k = 0; k < total; k++) {
         lower += id[k] >= 0 && id[k] < mine;
         before += id[k] == mine && k < i;
@@ -39,6 +36,90 @@ static __global__ void sort_few(const int32_t *ids, uint32_t total, int per_toke
     t.tile_expert[tile] = mine;
     t.tile_first[tile] = lower + before;
     t.tile_count[tile] = count - before < t.width ? count - before : t.width;
+}
+
+static __global__ void sort_few(const int32_t *ids, uint32_t total, int per_token, expert_tiles t) {
+    extern __shared__ int32_t id[];
+    await_launch();
+    allow_launch();
+    if (threadIdx.x < total) id[threadIdx.x] = ids[threadIdx.x];
+    __syncthreads();
+    sort_block(id, id + total, total, per_token, t);
+}
+
+/* Larger values have larger numbers, equal ones the same; 0: not to be picked. */
+static __device__ __forceinline__ uint32_t ordered(float x) {
+    if (!(x > -INFINITY)) return 0;
+    uint32_t u = x == 0 ? 0 : __float_as_uint(x);
+    return u & 0x80000000u ? ~u : u | 0x80000000u;
+}
+
+/* What route_kernel does (moe.cu), a warp a row, with the scores in registers, EACH a lane; then sort_few. The same
+ * bits: each score, the sum in ascending id and the division are computed alike. */
+template <int EACH>
+static __global__ void __launch_bounds__(32 * FEW_ROWS) route_few(dev_moe m, uint32_t total, expert_tiles t) {
+    extern __shared__ int32_t id[];
+    int lane = threadIdx.x % 32, row = threadIdx.x / 32, n = 0, k_count = m.per_token;
+    const float *z = (const float *)m.z + (uint64_t)row * m.experts, *bias = (const float *)m.bias.data;
+    int32_t *row_id = id + row * k_count;
+    float *row_score = (float *)(id + total) + row * k_count, score[EACH], added[EACH];
+    uint32_t key[EACH];
+#pragma unroll
+    for (int i = 0; i < EACH; i++) added[i] = lane + 32 * i < m.experts ? bias[lane + 32 * i] : 0;
+    await_launch();
+    allow_launch();
+#pragma unroll
+    for (int i = 0; i < EACH; i++) {
+        score[i] = 0;
+        key[i] = 0;
+        if (lane + 32 * i >= m.experts) continue;
+        float x = z[lane + 32 * i];
+        score[i] = real_sqrt(x > 20 ? x : real_log1p(real_exp(x)));
+        key[i] = ordered(score[i] + added[i]);
+    }
+    /* lane k keeps the k-th pick: higher score, then lower id */
+    uint32_t mine = 0x7fffffff;
+    float its_score = 0;
+    for (; n < k_count; n++) {
+        uint32_t top = 0;
+        int at = 0;
+        float s = 0;
+#pragma unroll
+        for (int i = 0; i < EACH; i++)
+            if (key[i] > top) {
+                top = key[i];
+                at = i;
+                s = score[i];
+            }
+        uint32_t most = __reduce_max_sync(~0u, top);
+        if (most == 0) break;
+        uint32_t best = __reduce_min_sync(~0u, top == most ? (uint32_t)(lane + 32 * at) : 0x7fffffffu);
+        s = __shfl_sync(~0u, s, (int)(best % 32));
+        if (lane == n) {
+            mine = best;
+            its_score = s;
+        }
+#pragma unroll
+        for (int i = 0; i < EACH; i++)
+            if (lane + 32 * i == (int)best) key[i] = 0;
+    }
+    /* ids ascending, weights divided by their sum in that order */
+    int rank = 0;
+    for (int k = 0; k < n; k++) rank += __shfl_sync(~0u, mine, k) < mine;
+    if (lane < k_count) {
+        int place = lane < n ? rank : lane;
+        row_id[place] = lane < n ? (int32_t)mine : -1;
+        row_score[place] = its_score;
+    }
+    __syncwarp();
+    float s = lane < n ? row_score[lane] : 0, sum = 0;
+    for (int place = 0; place < n; place++) sum += __shfl_sync(~0u, s, place);
+    if (lane < k_count) {
+        m.ids[row * k_count + lane] = row_id[lane];
+        ((float *)m.weight)[row * k_count + lane] = lane < n ? s / (sum + (float)1e-20) * (float)m.route_scale : 0;
+    }
+    __syncthreads();
+    sort_block(id, id + total, total, k_count, t);
 }
 
 /* Pairs of many rows, one block per expert; a thread walks a stretch of the ids. An expert with `lower` pairs before
@@ -66,6 +147,23 @@ static __global__ void __launch_bounds__(256)
     }
 }
 
+/* A block per place: rows of `pieces` pieces of 16 bytes. Places without a pair hold what was there before. */
+static __global__ void __launch_bounds__(128)
+    gather_kernel(const uint4 *x, uint32_t pieces, uint32_t rows, uint32_t div, const uint32_t *pairs, uint4 *out) {
+    uint32_t row = pairs[blockIdx.x] / div;
+    if (row >= rows) return;
+    x += (uint64_t)row * pieces;
+    out += (uint64_t)blockIdx.x * pieces;
+#pragma unroll 5
+    for (uint32_t i = threadIdx.x; i < pieces; i += 128) out[i] = x[i];
+}
+
+void tensor_gather(const uint16_t *x, int64_t k_count, uint32_t rows, int source_div, const expert_tiles &t,
+                   uint16_t *out, cudaStream_t s) {
+    gather_kernel<<<t.pairs_max, 128, 0, s>>>((const uint4 *)x, (uint32_t)(padded(k_count) / 8), rows,
+                                              (uint32_t)source_div, t.pairs, (uint4 *)out);
+}
+
 void tensor_sort(const int32_t *ids, uint32_t rows, int per_token, int experts, bool woven, const expert_tiles &t,
                  cudaStream_t s) {
     uint32_t total = rows * (uint32_t)per_token;
@@ -73,4 +171,12 @@ void tensor_sort(const int32_t *ids, uint32_t rows, int per_token, int experts, 
         launch_chained(sort_few, 1, (total + 31) / 32 * 32, 2 * total * sizeof(int32_t), chain{ s, true }, ids, total,
                        per_token, t);
     else sort_many<<<(unsigned)experts, 256, 0, s>>>(ids, total, per_token, t);
+}
+
+bool tensor_route_can(const dev_moe &m, uint32_t rows) { return few_rows(rows) && m.experts <= 512; }
+
+void tensor_route(const dev_moe &m, uint32_t rows, const expert_tiles &t, chain s) {
+    uint32_t total = rows * (uint32_t)m.per_token;
+    auto kernel = m.experts <= 32 ? route_few<1> : m.experts <= 128 ? route_few<4> : route_few<16>;
+    launch_chained(kernel, 1, 32 * rows, 2 * total * sizeof(int32_t), s, m, total, t);
 }

@@ -8,8 +8,9 @@
 /* A weight type says where a row's codes and scales lie, and reads one row's 16 values from 64 half + 16 t on of a
  * block whose rows lie in shared memory, BLOCK_PIECES pieces of 16 bytes each. Piece p of row r is at place(r, p), so
  * that a quarter of a warp meets all banks; place is the same eight rows on. The values are at(r, half, t) bytes
- * behind the block, and read takes their address in shared memory. SCALED: four scale bytes a row and block. FEW_STAGES, FEW_PER_SM: blocks
- * under way a warp, and thread blocks a multiprocessor, of the kernel for few rows; DEEP_STAGES: when there is a
+ * behind the block, and read takes their address in shared memory. SCALED: four scale bytes a row and block.
+ * Of the kernel for few rows: FEW_STAGES, FEW_PER_SM, FEW_TOGETHER: blocks under way a warp, thread blocks a
+ * multiprocessor, and tiles of outputs between two sums over the warps; DEEP_STAGES: blocks under way when there is a
  * multiprocessor for each thread block. */
 
 static __device__ __forceinline__ uint4 shared_16(uint32_t from) {
@@ -32,7 +33,7 @@ static __device__ __forceinline__ uint8_t shared_1(uint32_t from) {
 
 /* FP8 with a scale per 32 x 32 tile. */
 struct fp8_tiles {
-    enum { BLOCK_PIECES = 8, SCALED = 1, FEW_STAGES = 3, FEW_PER_SM = 3, DEEP_STAGES = 8 };
+    enum { BLOCK_PIECES = 8, SCALED = 1, FEW_STAGES = 3, FEW_PER_SM = 3, FEW_TOGETHER = 2, DEEP_STAGES = 8 };
     const uint8_t *code, *scales;
     int64_t k_count, k_blocks;
     __device__ fp8_tiles(const dev_weight &w)
@@ -57,7 +58,7 @@ struct fp8_tiles {
 
 /* MXFP4: a scale per row and 32. */
 struct fp4_rows {
-    enum { BLOCK_PIECES = 4, SCALED = 1, FEW_STAGES = 8, FEW_PER_SM = 2, DEEP_STAGES = 16 };
+    enum { BLOCK_PIECES = 4, SCALED = 1, FEW_STAGES = 6, FEW_PER_SM = 3, FEW_TOGETHER = 2, DEEP_STAGES = 16 };
     const uint8_t *code, *scales;
     int64_t k_count, k_blocks;
     __device__ fp4_rows(const dev_weight &w)
@@ -81,7 +82,7 @@ struct fp4_rows {
 };
 
 struct bf16_rows {
-    enum { BLOCK_PIECES = 16, SCALED = 0, FEW_STAGES = 3, FEW_PER_SM = 2, DEEP_STAGES = 6 };
+    enum { BLOCK_PIECES = 16, SCALED = 0, FEW_STAGES = 3, FEW_PER_SM = 2, FEW_TOGETHER = 1, DEEP_STAGES = 6 };
     const uint8_t *data;
     int64_t k_count, k_blocks;
     __device__ bf16_rows(const dev_weight &w) : data(w.data), k_count(w.cols), k_blocks(w.cols / 32) {}
@@ -160,7 +161,7 @@ struct source {
     bool by_place;              /* destination is the place in the list, else the entry */
     const uint16_t *x;
     void *y[2];
-    int64_t ldy, n_count;
+    int64_t ldy, n_count, k_count;
     int z_dense, z_list, z_rows, z_y;   /* what one more in z adds to: dense, experts, rows of w, y */
     int64_t z_columns;                  /* columns of y */
     result_kind kind;
@@ -168,10 +169,11 @@ struct source {
     __device__ __forceinline__ bool item(uint32_t width, work_item *it) const {
         uint32_t tile = blockIdx.y, z = blockIdx.z;
         if (experts) {
+            int expert = tiles.tile_expert[tile];   /* asked for at once; an empty tile may have any */
             it->count = tiles.tile_count[tile];
-            if (!it->count) return false;
             it->first = tiles.tile_first[tile];
-            it->w = experts[tiles.tile_expert[tile] + z * z_list];
+            if (!it->count) return false;
+            it->w = experts[expert + z * z_list];
             return true;
         }
         it->w = dense[z * z_dense];
@@ -181,7 +183,7 @@ struct source {
     }
     __device__ __forceinline__ uint32_t entry(uint32_t i) const { return list ? list[i] : i; }
     __device__ __forceinline__ uint32_t from(uint32_t i) const {
-        return entry(i) / div * stride + offset + blockIdx.z * z_offset;
+        return (tiles.sorted ? i : entry(i) / div) * stride + offset + blockIdx.z * z_offset;
     }
     /* Column n of the result of row i of the list. */
     __device__ __forceinline__ void put(uint32_t i, int n, float v) const {
@@ -189,6 +191,28 @@ struct source {
         uint64_t at = (uint64_t)(by_place ? i : entry(i)) * ldy + blockIdx.z * z_columns + n;
         if (kind == AS_BF16) ((__nv_bfloat16 *)to)[at] = __float2bfloat16_rn(v);
         else ((float *)to)[at] = kind == AS_ROUNDED ? rounded(v) : v;
+    }
+    /* Columns n .. n + 7, those that there are; v at a multiple of 16 bytes. Nothing may write the list meanwhile. */
+    __device__ __forceinline__ void put8(uint32_t i, int n, const float *v) const {
+        uint64_t at = (uint64_t)(by_place ? i : __ldg(list + i)) * ldy + blockIdx.z * z_columns + n;
+        uint8_t *to = (uint8_t *)y[blockIdx.z * z_y] + at * (kind == AS_BF16 ? 2 : 4);
+        if (n + 8 > n_count || ((uintptr_t)to & 15)) {
+#pragma unroll 1
+            for (int k = 0; k < 8 && n + k < n_count; k++) put(i, n + k, v[k]);
+            return;
+        }
+        float4 lo = *(const float4 *)v, hi = *(const float4 *)(v + 4);
+        if (kind == AS_BF16) {
+            *(uint4 *)to = make_uint4(pair_of(lo.x, lo.y), pair_of(lo.z, lo.w), pair_of(hi.x, hi.y),
+                                      pair_of(hi.z, hi.w));
+            return;
+        }
+        if (kind == AS_ROUNDED) {
+            lo = make_float4(rounded(lo.x), rounded(lo.y), rounded(lo.z), rounded(lo.w));
+            hi = make_float4(rounded(hi.x), rounded(hi.y), rounded(hi.z), rounded(hi.w));
+        }
+        *(float4 *)to = lo;
+        *(float4 *)(to + 16) = hi;
     }
 };
 

@@ -93,13 +93,125 @@ void gpu_experts(const cedar_weight *list, int experts, const int32_t *ids, uint
         fprintf(stderr, "device_ops: %u tiles, room for %u\n", t.tiles_max, tiles);
         exit(70);
     }
+    int64_t k_count = list[0].cols;
     nothing<<<1, 1>>>();                        /* tensor_sort follows a kernel */
     tensor_sort(chosen, rows, per_token, experts, woven, t, 0);
-    tensor_experts(on_device, 1, 0, list[0].rows, x, woven, by_pair ? 1 : per_token + 1, t,
+    uint16_t *sorted = (uint16_t *)gpu_put(NULL, (size_t)t.pairs_max * padded(k_count) * 2);
+    int slots = per_token + 1, div = by_pair ? 1 : slots;
+    if (t.sorted) tensor_gather(x, k_count, by_pair ? rows * (uint32_t)slots : rows, div, t, sorted, 0);
+    tensor_experts(on_device, 1, 0, list[0].rows, k_count, t.sorted ? sorted : x, woven, div, t,
                    result{ y, list[0].rows, AS_ROUNDED }, y, chain{ 0, true });
     wait_for("tensor_experts");
     free(host);
-    void *all[] = { on_device, chosen, t.pairs, t.tile_expert, t.tile_first, t.tile_count };
+    void *all[] = { on_device, chosen, t.pairs, t.tile_expert, t.tile_first, t.tile_count, sorted };
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) gpu_drop(all[i]);
+}
+
+uint32_t gpu_route(const float *z, const float *bias, uint32_t rows, int experts, int per_token, bool fused,
+                   int32_t *ids, float *weights, uint32_t *pairs, uint32_t (*tiles)[3]) {
+    size_t total = (size_t)rows * per_token, most = tensor_tiles_max(rows, per_token, experts);
+    dev_moe m = {};
+    expert_tiles t = {};
+    m.experts = experts;
+    m.per_token = per_token;
+    m.route_scale = 1.5;
+    m.z = gpu_put(z, (size_t)rows * experts * sizeof *z);
+    m.bias.data = (const uint8_t *)gpu_put(bias, (size_t)experts * sizeof *bias);
+    m.ids = (int32_t *)gpu_put(NULL, total * 4);
+    m.weight = gpu_put(NULL, total * 4);
+    t.pairs = (uint32_t *)gpu_put(NULL, total * 4);
+    t.tile_expert = (int32_t *)gpu_put(NULL, most * 4);
+    t.tile_first = (uint32_t *)gpu_put(NULL, most * 4);
+    t.tile_count = (uint32_t *)gpu_put(NULL, most * 4);
+    tensor_tiles(rows, per_token, experts, false, &t);
+    if (fused) {
+        tensor_route(m, rows, t, alone);
+    } else {
+        launch_route<bf16>(rows, m, alone);
+        tensor_sort(m.ids, rows, per_token, experts, false, t, 0);
+    }
+    wait_for("tensor_route");
+    gpu_get(ids, m.ids, total * 4);
+    gpu_get(weights, m.weight, total * 4);
+    gpu_get(pairs, t.pairs, total * 4);
+    uint32_t *lists = (uint32_t *)calloc(3 * (size_t)t.tiles_max, 4), count = 0;
+    gpu_get(lists, t.tile_expert, t.tiles_max * 4);
+    gpu_get(lists + t.tiles_max, t.tile_first, t.tiles_max * 4);
+    gpu_get(lists + 2 * t.tiles_max, t.tile_count, t.tiles_max * 4);
+    for (uint32_t i = 0; i < t.tiles_max; i++) {
+        if (!lists[2 * t.tiles_max + i]) continue;
+        for (uint32_t k = 0; k < 3; k++) tiles[count][k] = lists[k * t.tiles_max + i];
+        count++;
+    }
+    free(lists);
+    void *all[] = { m.z, (void *)(uintptr_t)m.bias.data, m.ids, m.weight, t.pairs, t.tile_expert, t.tile_first,
+                    t.tile_count };
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) gpu_drop(all[i]);
+    return count;
+}
+
+void gpu_expand_collapse(const gpu_streams *x, bool fused, uint16_t *h, uint16_t *plain, uint16_t *quantised) {
+    uint64_t n = x->n, width = (uint64_t)x->hidden, rows = n * width, streams = 4 * rows * 2;
+    uint64_t packed = n * (uint64_t)padded(x->hidden) * 2;
+    dev d = {};
+    dev_moe m = {};
+    uint32_t *active = (uint32_t *)calloc(n, 4);
+    for (uint32_t i = 0; i < n; i++) active[i] = x->n - 1 - i;
+    d.hidden = x->hidden;
+    d.hc = 4;
+    d.norm_eps = 1e-20;
+    d.active = (uint32_t *)gpu_put(active, n * 4);
+    d.h = gpu_put(h, streams);
+    d.pre = gpu_put(x->pre, n * 16);
+    d.post = gpu_put(x->post, n * 16);
+    d.comb = gpu_put(x->comb, n * 64);
+    m.per_token = x->per_token;
+    m.ids = (int32_t *)gpu_put(x->ids, x->y ? 0 : n * (uint64_t)x->per_token * 4);
+    m.out = gpu_put(x->out, x->y ? 0 : rows * 2 * ((uint64_t)x->per_token + 1));
+    float *y = x->y ? (float *)gpu_put(x->y, rows * 4) : NULL;
+    collapse_into to = { d.pre,
+                         { CEDAR_W_BF16, 1, x->hidden, (const uint8_t *)gpu_put(x->gain, width * 2), NULL },
+                         x->indexed,
+                         false,
+                         (uint16_t *)gpu_put(NULL, packed),
+                         (uint16_t *)gpu_put(NULL, packed) };
+    if (!tensor_expand_collapse_can(d, x->n)) {
+        fprintf(stderr, "device_ops: %u rows of %d channels are not expanded in one launch\n", x->n, x->hidden);
+        exit(70);
+    }
+    if (fused) {
+        tensor_expand_collapse(d, x->n, y, m, to, alone);
+    } else {
+        if (y) launch_expand<bf16>(d, x->n, y, 0);
+        else tensor_expand_experts(d, 0, x->n, m, alone);
+        tensor_collapse(d, x->n, to, alone);
+    }
+    wait_for("tensor_expand_collapse");
+    gpu_get(h, d.h, streams);
+    gpu_get(plain, to.plain, packed);
+    gpu_get(quantised, to.quantised, packed);
+    free(active);
+    void *all[] = { d.active, d.h, d.pre, d.post, d.comb, m.ids, m.out, y, (void *)(uintptr_t)to.gain.data, to.plain,
+                    to.quantised };
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) gpu_drop(all[i]);
+}
+
+void gpu_act(const uint16_t *a, const uint16_t *b, const float *weight, uint32_t rows, int per_token, int dim,
+             double limit, bool split, bool woven, uint16_t *out) {
+    size_t pairs = (size_t)rows * (per_token + 1), bytes = pairs * padded(dim) * 2;
+    dev_moe m = {};
+    m.per_token = per_token;
+    m.moe_dim = dim;
+    m.limit = limit;
+    m.a = gpu_put(a, pairs * dim * 2);
+    m.b = gpu_put(b, pairs * dim * 2);
+    m.weight = gpu_put(weight, (size_t)rows * per_token * 4);
+    uint16_t *packed = (uint16_t *)gpu_put(NULL, bytes);
+    tensor_act(m, 0, split ? per_token : per_token + 1, rows, woven, packed, alone);
+    if (split) tensor_act(m, per_token, 1, rows, woven, packed, alone);
+    wait_for("tensor_act");
+    gpu_get(out, packed, bytes);
+    void *all[] = { m.a, m.b, m.weight, packed };
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) gpu_drop(all[i]);
 }
 
@@ -217,4 +329,28 @@ void gpu_attention(gpu_world *w, const float *q, const float *sink, const int32_
     gpu_get(out, packed, bytes);
     gpu_drop(packed);
     gpu_drop(narrow_q);
+}
+
+/* q [rows, heads * dim] -> out [rows, some * dim] from head `first` on. */
+static __global__ void narrow_share(const float *q, int heads, int first, int some, int dim, __nv_bfloat16 *out) {
+    const float *from = q + ((uint64_t)blockIdx.x * heads + first) * dim;
+    for (int i = threadIdx.x; i < some * dim; i += blockDim.x)
+        out[(uint64_t)blockIdx.x * some * dim + i] = __float2bfloat16_rn(from[i]);
+}
+
+void gpu_attention_share(gpu_world *w, const float *q, const float *sink, int table_kind, int first, int heads,
+                         bool many, uint16_t *out) {
+    size_t bytes = (size_t)w->count * heads * w->c.head_dim * 2;
+    dev_weight s = { CEDAR_W_F32, 1, heads, (const uint8_t *)(sink + first), NULL };
+    uint16_t *packed = (uint16_t *)gpu_put(NULL, bytes);
+    __nv_bfloat16 *own = (__nv_bfloat16 *)gpu_put(NULL, bytes);
+    dev d = w->d;
+    d.heads = heads;
+    narrow_share<<<w->count, 256>>>(q, w->c.heads, first, heads, w->c.head_dim, own);
+    tensor_attention_rows(d, 0, w->count, table_kind, (const uint16_t *)own, s, w->c.heads / w->c.o_groups, w->a, many,
+                          packed, 0);
+    wait_for("tensor_attention_rows");
+    gpu_get(out, packed, bytes);
+    gpu_drop(packed);
+    gpu_drop(own);
 }

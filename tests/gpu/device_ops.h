@@ -38,6 +38,31 @@ void gpu_groups(const cedar_weight *w, int groups, const gpu_operand *x, uint32_
 void gpu_experts(const cedar_weight *list, int experts, const int32_t *ids, uint32_t rows, int per_token,
                  const uint16_t *x, bool by_pair, bool woven, float *y);
 
+/* Picks of `rows` (few) rows and their pairs by expert, all on the host. z [rows, experts], bias [experts] -> ids and
+ * weights [rows, per_token], pairs [rows * per_token] up to the last one, tiles [rows * per_token][3] expert, first and
+ * count of those that have pairs; returns their number. fused: by one launch. */
+uint32_t gpu_route(const float *z, const float *bias, uint32_t rows, int experts, int per_token, bool fused,
+                   int32_t *ids, float *weights, uint32_t *pairs, uint32_t (*tiles)[3]);
+
+/* Streams h [n, 4, hidden] of n (few) rows expanded with y [n, hidden], or if that is NULL with the outputs of their
+ * experts, out [n, per_token + 1, hidden] bf16 and ids [n, per_token]; then collapsed, normed and packed. All on the
+ * host. Place i is row n - 1 - i, and coefficients and h are by row; the results by row if `indexed`. fused: by one
+ * launch. */
+typedef struct gpu_streams {
+    int hidden, per_token;
+    uint32_t n;
+    const float *pre, *post, *comb;     /* [n, 4], [n, 4], [n, 4, 4] */
+    const float *y;
+    const int32_t *ids;
+    const uint16_t *out, *gain;
+    bool indexed;
+} gpu_streams;
+void gpu_expand_collapse(const gpu_streams *x, bool fused, uint16_t *h, uint16_t *plain, uint16_t *quantised);
+/* Activations of rows * (per_token + 1) pairs, all on the host: a, b [pairs, dim] bf16, weight [rows, per_token] -> out
+ * [pairs, padded dim]. split: the last slot of each row by a launch of its own. */
+void gpu_act(const uint16_t *a, const uint16_t *b, const float *weight, uint32_t rows, int per_token, int dim,
+             double limit, bool split, bool woven, uint16_t *out);
+
 /* One sequence of a model's shape with rows at its end: caches from host bytes. */
 typedef struct gpu_world gpu_world;
 typedef struct gpu_rows {
@@ -56,6 +81,10 @@ void gpu_select(gpu_world *w, const float *scores, int ratio, int32_t *ids);
 bool gpu_attention_can(const gpu_world *w);
 void gpu_attention(gpu_world *w, const float *q, const float *sink, const int32_t *ids, int layer, int part,
                    int table_kind, bool many, uint16_t *out);
+/* A rank's share: heads [first, first + heads) of q and sink, after gpu_attention of the same rows -> out [count,
+ * heads * head_dim]. */
+void gpu_attention_share(gpu_world *w, const float *q, const float *sink, int table_kind, int first, int heads,
+                         bool many, uint16_t *out);
 
 #ifdef __cplusplus
 }

@@ -15,11 +15,11 @@
 
 const char *gpu_backend = "cuda";
 
-static const struct { const char *name; Suite *(*make)(void); } suites[] = {
-    { "operators", gpu_operators_suite },
-    { "same_bits", gpu_same_bits_suite },
-    { "plans", gpu_plans_suite },
-    { "golden", gpu_golden_suite },
+/* kernels: the suite is about kernels of the CUDA engine, which no other backend has. */
+static const struct { const char *name; Suite *(*make)(void); bool kernels; } suites[] = {
+    { "operators", gpu_operators_suite, true },  { "ranks", gpu_ranks_suite, true },
+    { "same_bits", gpu_same_bits_suite, false }, { "plans", gpu_plans_suite, false },
+    { "golden", gpu_golden_suite, false },
 };
 
 /* In a child: CUDA must not have been started in a process that forks. */
@@ -49,13 +49,16 @@ int main(int argc, char **argv) {
         argv += 2;
     }
     bool cuda = !strcmp(gpu_backend, "cuda");
+    /* Ranks that share a GPU: a kernel that waits for another rank's must not keep it from being loaded or queued. */
+    setenv("CUDA_MODULE_LOADING", "EAGER", 1);
+    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
     if (cuda && !gpu_present()) {
         puts("test_gpu: skipped, there is no GPU on this machine that CUDA can use");
         return EXIT_SUCCESS;
     }
     int failed = 0, run = 0;
     for (size_t i = 0; i < sizeof suites / sizeof *suites; i++) {
-        if (!chosen(suites[i].name, argc, argv) || (!cuda && suites[i].make == gpu_operators_suite)) continue;
+        if (!chosen(suites[i].name, argc, argv) || (!cuda && suites[i].kernels)) continue;
         SRunner *r = srunner_create(suites[i].make());
         srunner_run_all(r, CK_VERBOSE);
         failed += srunner_ntests_failed(r);

@@ -211,6 +211,8 @@ static void run_linear(const cedar_weight *w, const batch *b, uint32_t rows, uin
 static const struct { int64_t n, k; } linear_shapes[] = {
     { 1, 32 },      { 15, 96 },     { 16, 128 },    { 17, 160 },   { 127, 512 },
     { 128, 1280 },  { 129, 1152 },  { 512, 5120 },  { 320, 8192 },
+    { 5629, 672 },          /* enough outputs for tiles of 128, 64 and 32 rows, by how many rows there are */
+    { 12805, 160 },         /* three tiles a block */
 };
 enum { LINEAR_SHAPES = sizeof linear_shapes / sizeof *linear_shapes };
 
@@ -292,9 +294,22 @@ START_TEST(codes) {
 }
 END_TEST
 
-/* Two at once, and groups, are the linear layers they stand for. */
+/* y [rows, n] of whole numbers against rows i * stride + first + (output / part) of b. */
+static void check_whole(const char *what, const matrix *m, const batch *b, int stride, int first, int64_t part,
+                        uint32_t rows, const float *y) {
+    int64_t n_count = m->host.rows, k = m->host.cols;
+    for (uint32_t r = 0; r < rows; r++)
+        for (int64_t n = 0; n < n_count; n++) {
+            int64_t from = (int64_t)r * stride + first + n / part;
+            float v = cedar_bf16_round((float)product(m->value + n * k, b->value + from * k, k, NULL));
+            ck_assert_msg(y[r * n_count + n] == v, "%s, %u rows: row %u, output %d: %g, expected %g", what, rows, r,
+                          (int)n, (double)y[r * n_count + n], (double)v);
+        }
+}
+
+/* Two at once, groups, and rows with others between them are the linear layers they stand for. */
 START_TEST(linear_two_and_groups) {
-    enum { N = 160, K = 288, GROUPS = 4, PART = 64, GK = 160 };
+    enum { N = 160, K = 288, GROUPS = 4, PART = 256, GK = 672 };
     gpu_start();
     matrix m0 = make_matrix(CEDAR_W_TILES, N, K, false), m1 = make_matrix(CEDAR_W_TILES, N, K, false),
            g = make_matrix(CEDAR_W_TILES, GROUPS * PART, GK, true);
@@ -318,13 +333,10 @@ START_TEST(linear_two_and_groups) {
         }
         gpu_groups(&g.dev, GROUPS, &(gpu_operand){ gb.packed[woven], NULL, GROUPS, 0, woven }, rows, yg, GROUPS * PART);
         gpu_get(got, yg, (size_t)rows * GROUPS * PART * 4);
-        for (uint32_t r = 0; r < rows; r++)
-            for (int64_t n = 0; n < GROUPS * PART; n++) {
-                double v = product(g.value + n * GK, gb.value + (r * GROUPS + n / PART) * GK, GK, NULL);
-                float g_out = got[r * GROUPS * PART + n];
-                ck_assert_msg(g_out == cedar_bf16_round((float)v), "%u rows: row %u, output %d: %g, expected %g", rows,
-                              r, (int)n, (double)g_out, v);
-            }
+        check_whole("groups", &g, &gb, GROUPS, 0, PART, rows, got);
+        gpu_linear(&g.dev, &(gpu_operand){ gb.packed[woven], NULL, GROUPS, 3, woven }, rows, yg, GROUPS * PART, true);
+        gpu_get(got, yg, (size_t)rows * GROUPS * PART * 4);
+        check_whole("every fourth row", &g, &gb, GROUPS, 3, GROUPS * PART, rows, got);
         gpu_drop(yg);
     }
     free(got);
@@ -394,6 +406,101 @@ START_TEST(experts) {
     check_experts(130, 320, rows, true, false);
     check_experts(16, 32, rows, false, true);
     if (rows == 1 || rows == 33) check_experts(96, 5120, rows, false, false);
+    if (rows == 300) {                          /* tiles of 128, and of what is left over, in two blocks of outputs */
+        check_experts(200, 1312, rows, true, false);
+        check_experts(200, 1312, rows, false, true);
+    }
+}
+END_TEST
+
+/* --- router ------------------------------------------------------------------------------------------------------- */
+
+/* Scores from a grid of 64 values a 16th apart, so that many tie and no two others are near each other; some are not to
+ * be picked at all. In one launch and in two: the same bits. Picks and pairs against plain loops. */
+static void check_route(uint32_t rows, int all, int per_token, uint32_t unpickable) {
+    uint32_t total = rows * (uint32_t)per_token, *pairs[2], (*tiles[2])[3], count[2];
+    float *z = malloc((size_t)rows * (size_t)all * sizeof *z), *bias = malloc((size_t)all * sizeof *bias),
+          *weights[2];
+    int32_t *ids[2], *want = malloc(total * sizeof *want);
+    for (uint32_t i = 0; i < rows * (uint32_t)all; i++) z[i] = (float)draw(64) / 16 - 2;
+    for (int e = 0; e < all; e++) bias[e] = draw(100) < unpickable ? draw(2) ? -INFINITY : NAN : 0;
+    for (int f = 0; f < 2; f++) {
+        ids[f] = malloc(total * sizeof *ids[f]);
+        weights[f] = malloc(total * sizeof *weights[f]);
+        pairs[f] = malloc(total * sizeof *pairs[f]);
+        tiles[f] = malloc(total * sizeof *tiles[f]);
+        count[f] = gpu_route(z, bias, rows, all, per_token, f == 1, ids[f], weights[f], pairs[f], tiles[f]);
+    }
+    uint32_t chosen = 0;
+    for (uint32_t r = 0; r < rows; r++) {
+        bool taken[512] = { false };
+        int n = 0;
+        for (int k = 0; k < per_token; k++) {
+            int best = -1;
+            for (int e = 0; e < all; e++)
+                if (bias[e] == 0 && !taken[e] &&
+                    (best < 0 || z[r * (uint32_t)all + (uint32_t)e] > z[r * (uint32_t)all + (uint32_t)best]))
+                    best = e;
+            if (best >= 0) taken[best] = true;
+        }
+        for (int e = 0; e < all; e++)
+            if (taken[e]) want[r * (uint32_t)per_token + (uint32_t)n++] = e;
+        chosen += (uint32_t)n;
+        while (n < per_token) want[r * (uint32_t)per_token + (uint32_t)n++] = -1;
+    }
+    ck_assert_msg(memcmp(ids[1], want, total * sizeof *want) == 0, "%u rows, %d experts: other picks", rows, all);
+    ck_assert_msg(memcmp(ids[0], ids[1], total * sizeof *want) == 0, "%u rows, %d experts: picks differ", rows,
+                  all);
+    ck_assert_msg(memcmp(weights[0], weights[1], total * sizeof *weights[0]) == 0,
+                  "%u rows, %d experts: weights differ", rows, all);
+    for (uint32_t r = 0; r < rows; r++) {
+        double sum = 0;
+        for (int k = 0; k < per_token; k++) sum += (double)weights[1][r * (uint32_t)per_token + (uint32_t)k];
+        ck_assert_msg(fabs(sum - (want[r * (uint32_t)per_token] < 0 ? 0 : 1.5)) < 1e-5, "weights of row %u: sum %g", r,
+                      sum);
+    }
+    uint32_t at = 0;
+    ck_assert_uint_eq(count[0], count[1]);
+    ck_assert_int_eq(memcmp(tiles[0], tiles[1], count[1] * sizeof *tiles[1]), 0);
+    for (int e = 0; e < all; e++)
+        for (uint32_t i = 0; i < total; i++)
+            if (want[i] == e) {
+                uint32_t pair = i / (uint32_t)per_token * ((uint32_t)per_token + 1) + i % (uint32_t)per_token;
+                ck_assert_msg(pairs[0][at] == pair && pairs[1][at] == pair,
+                              "%u rows, %d experts: pair %u is %u, not %u", rows, all, at, pairs[1][at], pair);
+                at++;
+            }
+    ck_assert_uint_eq(at, chosen);
+    for (uint32_t i = 0, next = 0; i < count[1]; i++) {
+        ck_assert_uint_eq(tiles[1][i][1], next);
+        for (uint32_t k = next; k < next + tiles[1][i][2]; k++) {
+            uint32_t pair = pairs[1][k], slots = (uint32_t)per_token + 1;
+            ck_assert_int_eq(want[pair / slots * (uint32_t)per_token + pair % slots], (int32_t)tiles[1][i][0]);
+        }
+        next += tiles[1][i][2];
+        if (i + 1 == count[1]) ck_assert_uint_eq(next, chosen);
+    }
+    for (int f = 0; f < 2; f++) {
+        free(ids[f]);
+        free(weights[f]);
+        free(pairs[f]);
+        free(tiles[f]);
+    }
+    free(z);
+    free(bias);
+    free(want);
+}
+
+START_TEST(routes) {
+    static const int counts[] = { 6, 7, 32, 33, 128, 129, 384, 512 };
+    static const uint32_t rows[] = { 1, 2, 7, 8, 31, 32 };
+    gpu_start();
+    for (size_t e = 0; e < sizeof counts / sizeof *counts; e++)
+        for (size_t r = 0; r < sizeof rows / sizeof *rows; r++) {
+            check_route(rows[r], counts[e], 6, 0);
+            check_route(rows[r], counts[e], 3, 90);
+        }
+    check_route(32, 64, 32, 20);
 }
 END_TEST
 
@@ -437,6 +544,175 @@ START_TEST(norms) {
         free(got);
         drop_matrix(&gain);
     }
+}
+END_TEST
+
+/* --- streams and activations -------------------------------------------------------------------------------------- */
+
+static uint16_t *fill_bf16(size_t count, float scale) {
+    uint16_t *x = malloc(count * sizeof *x);
+    for (size_t i = 0; i < count; i++) x[i] = bf16_bits(scale * normal());
+    return x;
+}
+
+static float *fill_float(size_t count, float scale) {
+    float *x = malloc(count * sizeof *x);
+    for (size_t i = 0; i < count; i++) x[i] = scale * normal();
+    return x;
+}
+
+/* What a place adds to the streams, for one channel. */
+static float added(const gpu_streams *x, uint32_t place, int channel) {
+    if (x->y) return x->y[place * (uint32_t)x->hidden + (uint32_t)channel];
+    float sum = 0;
+    for (uint32_t i = 0, slots = (uint32_t)x->per_token + 1; i < slots; i++)
+        if (i + 1 == slots || x->ids[place * (slots - 1) + i] >= 0)
+            sum += cedar_bf16_value(x->out[(place * slots + i) * (uint32_t)x->hidden + (uint32_t)channel]);
+    return cedar_bf16_round(sum);
+}
+
+/* The row's streams expanded in place (by value), and v = what they collapse to, normed. */
+static void expand_host(const gpu_streams *x, uint32_t row, float *h, float *v) {
+    double square = 0;
+    for (int k = 0; k < x->hidden; k++) {
+        float y = added(x, x->n - 1 - row, k), to[4], sum = 0;
+        for (uint32_t t = 0; t < 4; t++) {
+            float mixed = 0;
+            for (uint32_t f = 0; f < 4; f++) mixed += x->comb[row * 16 + f * 4 + t] * h[(int)f * x->hidden + k];
+            to[t] = cedar_bf16_round(x->post[row * 4 + t] * y + mixed);
+        }
+        for (uint32_t t = 0; t < 4; t++) {
+            h[(int)t * x->hidden + k] = to[t];
+            sum += x->pre[row * 4 + t] * to[t];
+        }
+        v[k] = cedar_bf16_round(sum);
+        square += (double)v[k] * (double)v[k];
+    }
+    float inverse = 1 / sqrtf((float)square / (float)x->hidden + 1e-20f);
+    for (int k = 0; k < x->hidden; k++) v[k] = cedar_bf16_round(cedar_bf16_value(x->gain[k]) * (v[k] * inverse));
+}
+
+static void check_row_of_streams(const gpu_streams *x, uint32_t row, const uint16_t *before, const uint16_t *h,
+                                 const uint16_t *plain, const uint16_t *quantised) {
+    size_t width = (size_t)x->hidden;
+    float *want_h = malloc(4 * width * sizeof *want_h), *v = malloc(width * sizeof *v),
+          *want = malloc(width * sizeof *want);
+    for (size_t i = 0; i < 4 * width; i++) want_h[i] = cedar_bf16_value(before[row * 4 * width + i]);
+    expand_host(x, row, want_h, v);
+    for (size_t i = 0; i < 4 * width; i++)
+        ck_assert_msg(cedar_bf16_value(h[row * 4 * width + i]) == want_h[i], "%d channels, row %u: stream at %zu",
+                      x->hidden, row, i);
+    for (int q = 0; q < 2; q++) {
+        const uint16_t *packed = q ? quantised : plain;
+        pack_row(v, x->hidden, q == 1, want);
+        for (int k = 0; k < x->hidden; k++) {
+            float got = cedar_bf16_value(
+                packed[(x->indexed ? row : x->n - 1 - row) * gpu_padded(x->hidden) + place_of(k, false)]);
+            ck_assert_msg(got == want[k], "%d channels, row %u, channel %d: %g, expected %g", x->hidden, row, k,
+                          (double)got, (double)want[k]);
+        }
+    }
+    free(want_h);
+    free(v);
+    free(want);
+}
+
+/* In one launch and in two: the same bits, those of the reference. per_token 0: y, else experts. */
+static void check_streams(int hidden, uint32_t n, int per_token, bool indexed) {
+    size_t width = (size_t)hidden, streams = n * 4 * width, packed = n * (size_t)gpu_padded(hidden),
+           picks = n * (size_t)per_token;
+    float *pre = fill_float(n * 4, 1), *post = fill_float(n * 4, 1), *comb = fill_float(n * 16, .3f),
+          *y = per_token ? NULL : fill_float(n * width, 1);
+    uint16_t *out = per_token ? fill_bf16(n * width * (size_t)(per_token + 1), 1) : NULL, *gain = fill_bf16(width, 1),
+             *before = fill_bf16(streams, 1), *h[2], *plain[2], *quantised[2];
+    int32_t *ids = malloc((picks + 1) * sizeof *ids);
+    for (size_t i = 0; i < picks; i++) ids[i] = draw(4) ? (int32_t)draw(9) : -1;
+    for (size_t i = 0; y && i < n * width; i++) y[i] = cedar_bf16_round(y[i]);
+    const gpu_streams x = { hidden, per_token, n, pre, post, comb, y, ids, out, gain, indexed };
+    for (int f = 0; f < 2; f++) {
+        h[f] = malloc(streams * 2);
+        memcpy(h[f], before, streams * 2);
+        plain[f] = malloc(packed * 2);
+        quantised[f] = malloc(packed * 2);
+        gpu_expand_collapse(&x, f == 1, h[f], plain[f], quantised[f]);
+    }
+    ck_assert_msg(memcmp(h[0], h[1], streams * 2) == 0, "%d channels, %u rows: streams differ", hidden, n);
+    ck_assert_msg(memcmp(plain[0], plain[1], packed * 2) == 0, "%d channels, %u rows: plain differs", hidden, n);
+    ck_assert_msg(memcmp(quantised[0], quantised[1], packed * 2) == 0, "%d channels, %u rows: FP8 differs", hidden, n);
+    for (uint32_t r = 0; r < n; r++) check_row_of_streams(&x, r, before, h[1], plain[1], quantised[1]);
+    for (int f = 0; f < 2; f++) {
+        free(h[f]);
+        free(plain[f]);
+        free(quantised[f]);
+    }
+    free(pre);
+    free(post);
+    free(comb);
+    free(y);
+    free(out);
+    free(gain);
+    free(before);
+    free(ids);
+}
+
+START_TEST(streams) {
+    static const int widths[] = { 32, 128, 160, 4064, 4096, 4128, 5120 };
+    gpu_start();
+    for (size_t w = 0; w < sizeof widths / sizeof *widths; w++)
+        for (int i = 0; i < 4; i++) {
+            check_streams(widths[w], i < 2 ? 1 : 32, 0, i % 2 == 1);
+            check_streams(widths[w], i < 2 ? 1 : 7, 6, i % 2 == 1);
+        }
+    check_streams(5120, 2, 7, true);                /* eight slots, one more, and the most */
+    check_streams(5120, 2, 8, true);
+    check_streams(5120, 2, CEDAR_EXPERTS_PER_TOKEN_MAX, true);
+}
+END_TEST
+
+/* Routed and shared slots apart give the bits of one launch, near the reference: a code of E4M3 is off by 2^-4 of the
+ * value, or by half the least one, 2^-10 of its scale, which is at most 2 / 448 of the largest value of 32. */
+static void check_act(uint32_t rows, int per_token, int dim, bool woven) {
+    uint32_t slots = (uint32_t)per_token + 1, pairs = rows * slots;
+    size_t count = (size_t)pairs * (size_t)dim, wide = (size_t)gpu_padded(dim);
+    uint16_t *a = fill_bf16(count, 4), *b = fill_bf16(count, 4), *out[2];
+    float *weight = fill_float((size_t)rows * (size_t)per_token, 1);
+    for (int split = 0; split < 2; split++) {
+        out[split] = malloc(pairs * wide * 2);
+        gpu_act(a, b, weight, rows, per_token, dim, 10, split, woven, out[split]);
+    }
+    ck_assert_msg(memcmp(out[0], out[1], pairs * wide * 2) == 0, "%u rows of %d slots: other bits apart", rows,
+                  per_token);
+    for (uint32_t i = 0; i < pairs * (uint32_t)dim; i += 32) {
+        uint32_t pair = i / (uint32_t)dim, slot = pair % slots;
+        double want[32], top = 1e-4;
+        for (uint32_t j = 0; j < 32; j++) {
+            double g = fmin((double)cedar_bf16_value(a[i + j]), 10),
+                   u = fmax(fmin((double)cedar_bf16_value(b[i + j]), 10), -10);
+            want[j] = g / (1 + exp(-g)) * u;
+            if (slot < slots - 1) want[j] *= (double)weight[pair / slots * (slots - 1) + slot];
+            top = fmax(top, fabs(want[j]));
+        }
+        for (uint32_t j = 0; j < 32; j++) {
+            double got = (double)cedar_bf16_value(out[1][pair * wide + (size_t)place_of(i % (uint32_t)dim + j, woven)]),
+                   room = 1.1 * (fabs(want[j]) / 16 + top * 2 / 448 / 1024);
+            ck_assert_msg(fabs(got - want[j]) <= room, "%u rows, pair %u, channel %u: %g, expected %g within %.2g",
+                          rows, pair, i % (uint32_t)dim + j, got, want[j], room);
+        }
+    }
+    free(a);
+    free(b);
+    free(out[0]);
+    free(out[1]);
+    free(weight);
+}
+
+START_TEST(activations) {
+    gpu_start();
+    check_act(1, 6, 2304, false);
+    check_act(1, 1, 32, false);
+    check_act(7, 3, 96, false);
+    check_act(32, 6, 160, false);
+    check_act(40, 6, 160, true);
 }
 END_TEST
 
@@ -638,6 +914,24 @@ static void attend_host(const world *w, const double *freq, uint32_t row, const 
     for (int k = dim - w->c.rope_dim; k < dim; k += 2) room[k] = room[k + 1] = room[k] + room[k + 1];
 }
 
+/* Ranks with some of the heads: the bits those heads have among all; out as all of them gave it. */
+static void check_shares(world *w, const float *q, const float *sink, int kind, uint32_t count,
+                         uint16_t *const out[2]) {
+    static const struct { int first, heads; } shares[] = { { 0, 32 }, { 32, 32 }, { 16, 16 }, { 40, 24 }, { 56, 8 } };
+    int64_t dim = w->c.head_dim, width = w->c.heads * dim;
+    for (size_t k = 0; k < sizeof shares / sizeof *shares; k++)
+        for (int many = 0; many < 2; many++) {
+            int64_t own = shares[k].heads * dim, from = shares[k].first * dim;
+            uint16_t *got = malloc((size_t)(count * own) * 2);
+            gpu_attention_share(w->gpu, q, sink, kind, shares[k].first, shares[k].heads, many, got);
+            for (int64_t r = 0; r < count; r++)
+                ck_assert_msg(!memcmp(got + r * own, out[many] + r * width + from, (size_t)own * 2),
+                              "%u rows, row %d: %d heads from %d on have other bits than among all", count, (int)r,
+                              shares[k].heads, shares[k].first);
+            free(got);
+        }
+}
+
 /* Against the reference: a probability is rounded to bf16 (2^-8 of it at most), logits are off by fp32 noise of sums of
  * 512 products (2^-10 with logits up to some tens), the result is rounded twice: 2^-6 of what is added up. Queries are
  * large enough that few keys matter, so a wrong key shows. */
@@ -672,6 +966,7 @@ static void check_attention(uint32_t count, uint32_t pos, uint32_t lo, uint32_t 
         for (int64_t i = 0; i < width; i++)
             ck_assert_msg(out[0][r * width + place_of(i, false)] == out[1][r * width + place_of(i, true)],
                           "%u rows, row %d, channel %d: other bits for few rows and many", count, (int)r, (int)i);
+    check_shares(&w, dq, ds, kind, count, out);
     for (uint32_t r = 0; r < count; r += 1 + count / 3)
         for (int h = 0; h < heads; h += 9) {
             attend_host(&w, freq + kind * w.c.rope_dim / 2, r, q + r * width + h * dim, (double)sink[h],
@@ -715,7 +1010,10 @@ Suite *gpu_operators_suite(void) {
     tcase_add_loop_test(t, linear, 0, LINEAR_SHAPES);
     tcase_add_test(t, linear_two_and_groups);
     tcase_add_loop_test(t, experts, 0, ROW_COUNTS);
+    tcase_add_test(t, routes);
     tcase_add_test(t, norms);
+    tcase_add_test(t, streams);
+    tcase_add_test(t, activations);
     tcase_add_test(t, index_scores);
     tcase_add_test(t, picks);
     tcase_add_test(t, attention);

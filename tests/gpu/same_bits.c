@@ -1,21 +1,33 @@
 /* Class D1: a row's logits have the same bits alone and in any batch, in any order, in any chunking, as prefill and as
- * decode, with graphs and without, and in a graph that was captured with other inputs. Small models in all arithmetics,
- * and flash-e32 in bf16, for the kernels that only real shapes take. */
+ * decode, with graphs and without, on one stream and on several, and in a graph that was captured with other inputs.
+ * With several ranks also: sums that are fused with what follows, and those that are not. Small models in all
+ * arithmetics, and flash-e32 in bf16, for the kernels that only real shapes take. */
 #include "base/clock.h"
 #include "tests/engine_rig.h"
+#include "tests/gpu/device_ranks.h"
 #include "tests/gpu/suites.h"
 
 enum { STREAMS = 6 };
 
-static const struct shape { const char *name; cedar_arith arith; uint32_t tokens, streams, trials; } shapes[] = {
-    { "tests/golden/tiny-s1", CEDAR_WIDE, 160, STREAMS, 8 },
-    { "tests/golden/tiny-s1", CEDAR_F32, 160, STREAMS, 20 },
-    { "tests/golden/tiny-s1", CEDAR_BF16, 160, STREAMS, 20 },
-    { "tests/golden/tiny2-s1", CEDAR_F32, 160, STREAMS, 20 },
-    { "tests/golden/tiny2-s1", CEDAR_BF16, 160, STREAMS, 20 },
-    { "scenarios/models/flash-e32.json", CEDAR_BF16, 260, 3, 8 },
+static const struct shape {
+    const char *name;
+    cedar_arith arith;
+    uint32_t tokens, streams, trials, gpus;
+    bool one_stream;
+} shapes[] = {
+    { "tests/golden/tiny-s1", CEDAR_WIDE, 160, STREAMS, 8, 1, false },
+    { "tests/golden/tiny-s1", CEDAR_F32, 160, STREAMS, 20, 1, false },
+    { "tests/golden/tiny-s1", CEDAR_BF16, 160, STREAMS, 20, 1, false },
+    { "tests/golden/tiny2-s1", CEDAR_F32, 160, STREAMS, 20, 1, true },
+    { "tests/golden/tiny2-s1", CEDAR_BF16, 160, STREAMS, 20, 1, false },
+    { "tests/golden/tiny-s1", CEDAR_WIDE, 160, STREAMS, 8, 2, false },
+    { "tests/golden/tiny-s1", CEDAR_BF16, 160, STREAMS, 20, 2, false },
+    { "tests/golden/tiny2-s1", CEDAR_F32, 160, STREAMS, 20, 2, false },
+    { "tests/golden/tiny2-s1", CEDAR_BF16, 160, STREAMS, 20, 3, false },
+    { "scenarios/models/flash-e32.json", CEDAR_BF16, 260, 3, 8, 1, false },
+    { "scenarios/models/flash-e32.json", CEDAR_BF16, 260, 3, 4, 2, true },
 };
-enum { SHAPES = 6, SMALL = 5 };
+enum { SHAPES = sizeof shapes / sizeof *shapes, SMALL = SHAPES - 2 };
 
 typedef struct bed {
     const struct shape *shape;
@@ -30,6 +42,11 @@ static void open_rig(bed *b, int i) {
     cedar_engine_opts o = rig_opts(b->shape->arith);
     o.backend = gpu_backend;
     o.eager = i == 1;
+    o.gpus = b->shape->gpus;
+    if (i == 0 && !strcmp(gpu_backend, "cuda")) {
+        o.one_stream = b->shape->one_stream;
+        if (o.gpus > 1 && b->shape->arith == CEDAR_BF16) o.allreduce = CEDAR_ALLREDUCE_FUSED;
+    }
     rig *r = &b->r[i];
     if (strstr(b->shape->name, ".json")) {
         static cedar_config c;
@@ -49,7 +66,9 @@ static void open_rig(bed *b, int i) {
     OK(cedar_engine_open(r->model, &o, &r->e, err));
 }
 
+/* NULL: two engines of two ranks each have no room on one GPU. */
 static bed *open_bed(const struct shape *shape) {
+    if (shape->gpus > 1 && strstr(shape->name, ".json") && gpu_devices() < (int)shape->gpus) return NULL;
     bed *b = calloc(1, sizeof *b);
     b->shape = shape;
     b->start_ns = cedar_now_ns();
@@ -129,6 +148,7 @@ static bool done(const bed *b, const rig *r, const int32_t *seq) {
 
 START_TEST(batches_and_chunks) {
     bed *b = open_bed(&shapes[_i]);
+    if (!b) return;
     for (uint32_t trial = 0; trial < b->shape->trials; trial++) {
         rig *r = &b->r[trial % 4 == 3];             /* graphs three times out of four */
         int32_t seq[STREAMS];
@@ -144,6 +164,7 @@ END_TEST
 /* Row by row, as decode, against the same rows at once. */
 START_TEST(decode_is_prefill) {
     bed *b = open_bed(&shapes[_i]);
+    if (!b) return;
     for (int i = 0; i < 2; i++) {
         rig *r = &b->r[i];
         const cedar_replay_rules exact = rules_exact(r);
@@ -163,6 +184,7 @@ END_TEST
  * with (the second stream on), and again on those they were. */
 START_TEST(graphs_on_other_inputs) {
     bed *b = open_bed(&shapes[_i]);
+    if (!b) return;
     static const uint32_t turns[] = { 0, 1, 2, 0 };
     float *x = rig_logits(&b->r[0]), *y = rig_logits(&b->r[0]);
     uint32_t end = b->shape->tokens;

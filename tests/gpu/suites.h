@@ -10,5 +10,6 @@ Suite *gpu_golden_suite(void);
 Suite *gpu_same_bits_suite(void);
 Suite *gpu_plans_suite(void);
 Suite *gpu_operators_suite(void);
+Suite *gpu_ranks_suite(void);
 
 #endif

@@ -44,7 +44,8 @@ PACKAGES = {
 DOC_BYTES = 60_000          # longer files are cut here
 HELD_OUT = 60               # one document of so many
 KINDS = ("text", "agent", "needle", "copy", "count")
-SHARES = (.62, .16, .12, .07, .03)
+SHARES = {512: (.40, .10, .22, .24, .04), 1 << 30: (.52, .14, .16, .14, .04)}     # of sequences up to a length
+ANSWER = {"needle": 8., "copy": 4.}     # weights of these answers' losses, and of no other token's
 
 
 # --- documents --------------------------------------------------------------------------------------------------------
@@ -186,7 +187,7 @@ def excerpt(rng, docs, size):
 
 def needle(rng, docs, size, count=None, depths=None):
     """Facts hidden in text and asked for at the end. depths: where each fact is planted, as parts of the text."""
-    count = count or 1 + int(rng.integers(1 + size // 512))
+    count = count or 1 + int(rng.integers(1 + size // 192))
     facts = [(name(rng), "".join(map(str, rng.integers(0, 10, 6)))) for _ in range(count)]
     text = excerpt(rng, docs, size - 96 * count)
     places = sorted((int(len(text) * (rng.random() if depths is None else depths[k])), k) for k in range(count))
@@ -197,13 +198,14 @@ def needle(rng, docs, size, count=None, depths=None):
         at = place
     out.append((text[at:], 1.))
     for k in rng.permutation(count):
-        out += [(f"Q: What is the code of {facts[k][0]}? A: ".encode(), .2), (facts[k][1].encode() + b"\n", 8.)]
+        out += [(f"Q: What is the code of {facts[k][0]}? A: ".encode(), .2),
+                (facts[k][1].encode() + b"\n", ANSWER["needle"])]
     return out
 
 
 def copy(rng, docs, size, blocks=None, far=False):
     """Blocks of random letters to repeat after text. far: the text between is as long as it can be."""
-    blocks = blocks or 1 + int(rng.integers(1 + size // 1024))
+    blocks = blocks or 1 + int(rng.integers(1 + size // 384))
     made = [(name(rng), "".join(rng.choice(list("abcdefghijklmnopqrstuvwxyz0123456789 "), 40))) for _ in range(blocks)]
     gap = max(64, (size - 160 * blocks) // blocks)
     out = []
@@ -214,7 +216,7 @@ def copy(rng, docs, size, blocks=None, far=False):
     if far:
         out.append((excerpt(rng, docs, gap * blocks), 1.))
     for k in rng.permutation(blocks):
-        out += [(f"Repeat block {made[k][0]}: ".encode(), .2), (made[k][1].encode() + b"\n", 4.)]
+        out += [(f"Repeat block {made[k][0]}: ".encode(), .2), (made[k][1].encode() + b"\n", ANSWER["copy"])]
     return out
 
 
@@ -227,7 +229,7 @@ def count(rng, docs, size):
         start, step = int(rng.integers(1000)), 1 + int(rng.integers(12))
         part = [(("Items: " + " ".join(items) + "\n").encode(), .3)]
         for k in kinds:
-            part += [(f"How many {k}? ".encode(), .3), (f"{items.count(k)}\n".encode(), 4.)]
+            part += [(f"How many {k}? ".encode(), .3), (f"{items.count(k)}\n".encode(), 3.)]
         part.append((("Count: " + " ".join(str(start + step * i) for i in range(12)) + "\n").encode(), 1.))
         out += part
         used += sum(len(b) for b, _ in part)
@@ -300,7 +302,7 @@ def text_parts(rng, docs, size):
 def row(docs, seed, step, k, length):
     """Sequence k of a step: ids and weights, length + 1 each."""
     rng = np.random.default_rng([seed, step, k])
-    kind = KINDS[rng.choice(len(KINDS), p=SHARES)]
+    kind = KINDS[rng.choice(len(KINDS), p=next(p for most, p in SHARES.items() if length <= most))]
     made = text_parts(rng, docs, length) if kind == "text" else MADE[kind](rng, docs, length)
     ids, weights = tokens(made)
     if len(ids) <= length:

@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
+import attention
 import quant
 import sinkhorn
 
@@ -116,10 +117,21 @@ def next_n(iterator, n):
 
 # --- functions of one row, which `fuse` compiles: rows are the first axis, so that shapes stay few -------------------
 
-def rms_norm(x, weight, eps):
-    """RMSNorm of rows [N, D], in the type of `weight`."""
+def rms_norm(x, weight, eps, out):
+    """RMSNorm of rows [N, D], computed in the type of `weight`, given in `out`."""
     x = x.to(weight.dtype)
-    return weight * (x * torch.rsqrt((x * x).mean(-1, keepdim=True) + eps))
+    return (weight * (x * torch.rsqrt((x * x).mean(-1, keepdim=True) + eps))).to(out)
+
+
+def hc_scale(h, real, eps):
+    """1 / RMS of all streams of a row: [N, nD] -> [N, 1]."""
+    v = h.to(real)
+    return torch.rsqrt((v * v).mean(-1, keepdim=True) + eps)
+
+
+def hc_unproject(part, h, push):
+    """Gradient of the streams: through the product, part [N, nD], and through the norm, push [N, 1]."""
+    return (part + h.to(part.dtype) * push).to(h.dtype)
 
 
 def hc_coefficients(m, base, scale, eps):
@@ -143,28 +155,160 @@ def hc_collapse(h, pre):
     return (pre[..., None] * h.to(pre.dtype)).sum(-2).to(h.dtype)
 
 
+def hc_collapse_norm(h, pre, weight, eps, out):
+    """`rms_norm` of `hc_collapse`."""
+    return rms_norm(hc_collapse(h, pre), weight, eps, out)
+
+
 def rotate(x, cos, sin):
-    """Rotates the last channels, adjacent pairs. cos, sin broadcast against x[..., pairs]."""
+    """Rotates the last channels, adjacent pairs: x [N, H, d], cos and sin [N, pairs]."""
     n = 2 * cos.shape[-1]
+    cos, sin = cos[:, None], sin[:, None]
     a, b = x[..., -n::2].to(cos.dtype), x[..., 1 - n::2].to(cos.dtype)
     turned = torch.stack((a * cos - b * sin, a * sin + b * cos), -1).flatten(-2).to(x.dtype)
     return torch.cat((x[..., :-n], turned), -1)
 
 
-def swiglu(a, b, limit, real):
-    """silu(min(a, limit)) * clamp(b), in `real`. limit 0: no clamps."""
-    a, b = a.to(real), b.to(real)
+def swiglu(ab, share, limit, out):
+    """silu(min(a, limit)) * clamp(b) * share of rows [N, (a, b)], in the type of `share` [N, 1]. limit 0: no clamps."""
+    a, b = ab.to(share.dtype).chunk(2, -1)
     if limit:
         a, b = a.clamp(max=limit), b.clamp(-limit, limit)
-    return F.silu(a) * b
+    return (F.silu(a) * b * share).to(out)
 
 
-def quantise_rows(x):
-    """Activation quantiser of FP8 and FP4 linear layers, values only."""
+def gather_sum(y, places, real):
+    """Sum of the rows of y at places [N, k], in `real`."""
+    return y[places].to(real).sum(1)
+
+
+def engram_gate(h, kv, q_weight, k_weight, eps):
+    """Streams h [N, n, D] plus gated values; kv [N, (n keys, value)]."""
+    d, real = h.shape[-1], q_weight.dtype
+    key, value = kv[:, :-d].unflatten(-1, h.shape[1:]).to(real), kv[:, -d:].to(real)
+    x = h.to(real)
+    dot = (x * q_weight * k_weight * key).sum(-1)
+    dot = dot * torch.rsqrt((x * x).mean(-1) + eps) * torch.rsqrt((key * key).mean(-1) + eps) * d ** -.5
+    gate = torch.sigmoid(torch.copysign(dot.abs().clamp(min=1e-6).sqrt(), dot))
+    return (x + gate[..., None] * value[:, None]).to(h.dtype)
+
+
+def fp8_rows(x):
+    """Quantiser of window rows and of inputs of FP8 and FP4 linear layers, values only."""
     return quant.fp8q32(x)[0]
 
 
-FUSED = ("rms_norm", "hc_coefficients", "hc_expand", "hc_collapse", "swiglu", "quantise_rows")
+def fp4_entries(x):
+    """Quantiser of global entries, values only."""
+    return quant.fp4q16(x)[0]
+
+
+def fp4_keys(x):
+    """Quantiser of index keys and queries, values only."""
+    return quant.fp4q32(x)[0]
+
+
+FUSED = ("rms_norm", "hc_scale", "hc_unproject", "hc_coefficients", "hc_expand", "hc_collapse", "hc_collapse_norm",
+         "rotate", "swiglu", "gather_sum", "engram_gate", "fp8_rows", "fp4_entries", "fp4_keys")
+VALUES = ("hc_scale", "hc_unproject", "rotate", "gather_sum", "fp8_rows", "fp4_entries", "fp4_keys")
+# VALUES: called for their values alone, their gradients are written below or those of the identity
+
+
+class _Project(torch.autograd.Function):
+    """m [N, F] = streams h [N, nD] times fn [F, nD], over the RMS of the row: of h, no copy in float32 is kept."""
+
+    @staticmethod
+    def forward(ctx, h, fn, eps, f):
+        scale = f["hc_scale"](h, fn.dtype, eps)
+        m = (h.to(fn.dtype) @ fn.T) * scale
+        ctx.save_for_backward(h, fn, scale, m)
+        ctx.f = f
+        return m
+
+    @staticmethod
+    def backward(ctx, grad):
+        h, fn, scale, m = ctx.saved_tensors
+        through = grad * scale
+        push = (grad * m).sum(-1, keepdim=True) * scale * scale / -h.shape[-1]
+        return ctx.f["hc_unproject"](through @ fn, h, push), through.T @ h.to(fn.dtype), None, None
+
+
+class _Rotate(torch.autograd.Function):
+    """`rotate` of any leading axes: its gradient turns the other way."""
+
+    @staticmethod
+    def forward(ctx, x, cos, sin, back, rotate):
+        ctx.cos, ctx.sin, ctx.back, ctx.rotate = cos, sin, back, rotate
+        return rotate(x.reshape(len(cos), -1, x.shape[-1]), cos, -sin if back else sin).view(x.shape)
+
+    @staticmethod
+    def backward(ctx, grad):
+        flat, sin = grad.reshape(len(ctx.cos), -1, grad.shape[-1]), ctx.sin if ctx.back else -ctx.sin
+        return ctx.rotate(flat, ctx.cos, sin).view(grad.shape), None, None, None, None
+
+
+class _Spread(torch.autograd.Function):
+    """Rows of x [N, D] in the order of experts: [Nk, D]. source: row of each; places [N, k]: where each row went."""
+
+    @staticmethod
+    def forward(ctx, x, source, places, f):
+        ctx.places, ctx.f, ctx.real = places, f, torch.promote_types(x.dtype, torch.float32)
+        return x.index_select(0, source)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return ctx.f["gather_sum"](grad, ctx.places, ctx.real).to(grad.dtype), None, None, None
+
+
+class _Gather(torch.autograd.Function):
+    """Sum of the rows that `_Spread` made of one, [Nk, D] -> [N, D], in `real`."""
+
+    @staticmethod
+    def forward(ctx, y, source, places, real, f):
+        ctx.source, ctx.kind = source, y.dtype
+        return f["gather_sum"](y, places, real)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad.to(ctx.kind).index_select(0, ctx.source), None, None, None, None
+
+
+def grouped(rows, weights, ends):
+    """rows [N, in], sorted by expert, times weights [experts, out, in]; ends: where each expert's rows end."""
+    if rows.dtype == torch.bfloat16:
+        return F.grouped_mm(rows, weights.mT, offs=ends)
+    return each_group(rows, weights, ends)
+
+
+def each_group(rows, weights, ends):
+    """`grouped`, one expert after the other."""
+    parts = rows.tensor_split(ends[:-1].long().cpu())
+    return torch.cat([part @ w.T for part, w in zip(parts, weights)])
+
+
+def grouped_agrees(device, kind, limit):
+    """Whether `grouped` gives what `each_group` gives, gradients too, with experts that have no rows."""
+    g, got = torch.Generator().manual_seed(1), []
+    rows, weights, grad = (torch.randn(s, generator=g).to(device, kind) for s in ((300, 64), (5, 96, 64), (300, 96)))
+    ends = torch.tensor([0, 37, 37, 290, 300], dtype=torch.int32, device=device)
+    for f in (grouped, each_group):
+        leaves = [t.clone().requires_grad_() for t in (rows, weights)]
+        y = f(*leaves, ends)
+        got.append([y.detach(), *torch.autograd.grad(y, leaves, grad)])
+    return all(attention.close(a, b, limit) for a, b in zip(*got))
+
+
+def compiled(f):
+    """f compiled; its rows may be of any number, other sizes are compiled anew."""
+    fast, values = torch.compile(f, dynamic=False), f.__name__ in VALUES
+
+    def call(*args):
+        args = [a.detach() if values and isinstance(a, torch.Tensor) else a for a in args]
+        for a in args:
+            if isinstance(a, torch.Tensor) and a.dim() > 1 and a.shape[0] > 64:
+                torch._dynamo.maybe_mark_dynamic(a, 0)
+        return fast(*args)
+    return call
 
 
 # --- the model --------------------------------------------------------------------------------------------------------
@@ -176,7 +320,6 @@ class Slots:
     keys: torch.Tensor = None           # [B, C, index_dim] quantised, gradient to the indexer only
     ratio: int = 1
     picks: torch.Tensor = None          # [B, T, K] entries, -1 = none
-    gathered: torch.Tensor = None       # [B, T, K, d]
     pool: torch.Tensor = None           # [B, T, blocks] bool
     students: list = field(default_factory=list)    # index scores [B, R, C] of the sampled rows, with gradient
     teachers: list = field(default_factory=list)    # attention mass on entries [B, R, C], without
@@ -191,15 +334,30 @@ class Model:
         self.mm = torch.bfloat16 if mode == "bf16" else self.real
         self.kind = {name: kind for name, kind, _ in shape.tensors()}
         self.token_map = torch.as_tensor(np.asarray(token_map), dtype=torch.int64, device=device)
-        self.w, self.ready, self.frequencies = {}, {}, {}
-        self.f = {name: globals()[name] for name in FUSED}
-        self.sinkhorn = sinkhorn.plain
+        self.w, self.ready, self.full, self.turns = {}, {}, {}, {}
+        self.f = self.plain = {name: globals()[name] for name in FUSED}
+        self.use_kernels(False)
+
+    def use_kernels(self, on):
+        """Triton kernels in the place of plain PyTorch."""
+        self.sinkhorn = sinkhorn.fused if on else sinkhorn.plain
+        self.sparse, self.index_scores = (attention.fused, attention.fused_scores) if on else \
+            (attention.plain, attention.plain_scores)
 
     def fuse(self):
         """Compiles the functions of one row. What cannot be compiled later runs as it is."""
         torch._dynamo.config.suppress_errors = True
-        torch._dynamo.config.recompile_limit = 32
-        self.f = {name: torch.compile(f, dynamic=True) for name, f in self.f.items()}
+        torch._dynamo.config.recompile_limit = 64
+        torch._dynamo.config.automatic_dynamic_shapes = False
+        self.f = {name: compiled(f) for name, f in self.f.items()}
+
+    @torch.no_grad()
+    def unlike(self):
+        """Names of quantisers that do not round as they do uncompiled."""
+        x = torch.randn(4096, 128, generator=torch.Generator().manual_seed(1)).to(self.mm)
+        x = (x * 2.0 ** (torch.arange(4096) % 32 - 20)[:, None].to(self.mm)).to(self.device)
+        names = ("fp8_rows", "fp4_entries", "fp4_keys")
+        return [n for n in names if not torch.equal(self.f[n](x), self.plain[n](x))]
 
     def rows(self, name, lead, *args):
         """A function of rows on tensors whose first `lead` axes count rows."""
@@ -208,9 +366,13 @@ class Model:
                              for a in args))
         return [o.unflatten(0, shape) for o in out] if isinstance(out, tuple) else out.unflatten(0, shape)
 
+    def straight(self, name, x):
+        """A quantiser of rows with the gradient of the identity."""
+        return quant.straight(x, lambda v: (self.rows(name, v.dim() - 1, v),))
+
     def quantise(self, x):
-        """FP8Q32 of activations."""
-        return quant.straight(x, lambda v: (self.rows("quantise_rows", v.dim() - 1, v),))
+        """FP8Q32 of the inputs of FP8 and FP4 layers."""
+        return self.straight("fp8_rows", x).to(self.mm)
 
     def initialise(self, seed):
         """Seeded weights to train from, each tensor from a stream of its own."""
@@ -220,16 +382,24 @@ class Model:
             self.w[name] = w.requires_grad_(not name.endswith("gate.bias_vl"))
 
     def quantise_weights(self):
-        """All weights as the engine will read them, those of one kind and shape together; table rows when looked up."""
+        """All weights as the engine will read them, those of one kind and shape together; table rows when looked up.
+
+        ready: for products. full: the same values in full precision, of what is not quantised further.
+        """
         groups = {}
         for name, w in self.w.items():
             groups.setdefault((self.kind[name], tuple(w.shape)), []).append(name)
         for (kind, _), names in groups.items():
             if kind in ("f32", "rows"):
-                self.ready.update((n, self.w[n]) for n in names)
-            else:
-                stack = quant.straight(torch.stack([self.w[n] for n in names]), QUANTISER[kind]).to(self.mm)
-                self.ready.update(zip(names, stack.unbind()))
+                self.full.update((n, self.w[n].to(self.real)) for n in names)
+                continue
+            stack = quant.straight(torch.stack([self.w[n] for n in names]), QUANTISER[kind])
+            self.ready.update(zip(names, stack.to(self.mm).unbind()))
+            if kind == "bf16":
+                self.full.update(zip(names, stack.to(self.real).unbind()))
+        for p, _ in self.c.blocks():        # w1 and w3 read the same rows: one product
+            for x in ("experts", "shared_experts"):
+                self.ready[f"{p}.ffn.{x}.w13"] = torch.cat([self.ready[f"{p}.ffn.{x}.{m}"] for m in ("w1", "w3")], -2)
 
     def weight(self, name):
         """The weight for products."""
@@ -237,30 +407,42 @@ class Model:
 
     def exact(self, name):
         """The weight in full precision: every stored value is a bf16 number."""
-        return self.ready[name].to(self.real)
+        return self.full[name]
 
     def linear(self, x, name):
-        """Layers with FP8 or FP4 weights quantise their input."""
-        x = self.quantise(x) if self.kind[name] in ("fp8", "fp4") else x
+        """A layer; those with FP8 weights want a quantised input."""
         return x.to(self.mm) @ self.weight(name).T
 
     def norm(self, x, name):
-        return self.full_norm(x, name).to(self.mm)
+        return self.full_norm(x, name, self.mm)
 
-    def full_norm(self, x, name):
-        return self.rows("rms_norm", x.dim() - 1, x, self.exact(name), self.c.rms_norm_eps)
+    def full_norm(self, x, name, out):
+        return self.rows("rms_norm", x.dim() - 1, x, self.exact(name), self.c.rms_norm_eps, out)
 
     def remember(self, f, *args):
         """f(*args), forgotten and computed again in the backward pass when memory is short."""
-        return checkpoint(f, *args, use_reentrant=False) if self.save_memory and torch.is_grad_enabled() else f(*args)
+        if not self.save_memory or not torch.is_grad_enabled():
+            return f(*args)
+        return checkpoint(f, *args, use_reentrant=False, preserve_rng_state=False)
 
     def angles(self, layer, pos):
-        """cos and sin [len(pos), pairs] of a layer (backbone, then stages)."""
+        """cos and sin [positions, pairs] of a layer (backbone, then stages)."""
         kind = self.c.compress_ratios[layer] > 0
-        if kind not in self.frequencies:
-            self.frequencies[kind] = torch.as_tensor(self.rotations(kind), device=pos.device)
-        angle = pos.double()[:, None] * self.frequencies[kind]
+        if kind not in self.turns:
+            self.turns[kind] = torch.as_tensor(self.rotations(kind), device=pos.device)
+        angle = pos.double().flatten()[:, None] * self.turns[kind]
         return angle.cos().to(self.real), angle.sin().to(self.real)
+
+    def turn(self, layer, b, t, ratio=1):
+        """Angles of the rows of b sequences at positions 0, ratio, ...: [b * t, pairs]. Kept from pass to pass."""
+        key = self.c.compress_ratios[layer] > 0, b, t, ratio
+        if key not in self.turns:
+            self.turns[key] = self.angles(layer, (torch.arange(t, device=self.device) * ratio).repeat(b))
+        return self.turns[key]
+
+    def rotated(self, x, angles, back=False):
+        """x [..., H, d] or [..., d] turned by the angles of its rows, or turned back."""
+        return _Rotate.apply(x, *angles, back, self.f["rotate"])
 
     def rotations(self, compressed):
         """Rotation frequencies, float64 [pairs]."""
@@ -279,15 +461,15 @@ class Model:
 
     def hc(self, p, site, h):
         """Coefficients of a site from the streams."""
-        v = h.flatten(-2).to(self.real)
-        scale = torch.rsqrt((v * v).mean(-1, keepdim=True) + self.c.rms_norm_eps)
-        m = (v @ self.exact(f"{p}.hc_{site}_fn").T) * scale
-        pre, post, comb = self.rows("hc_coefficients", m.dim() - 1, m, self.exact(f"{p}.hc_{site}_base"),
-                                    self.exact(f"{p}.hc_{site}_scale"), self.c.hc_eps)
-        return pre, post, self.sinkhorn(comb, self.c.hc_sinkhorn_iters, self.c.hc_eps)
+        m = _Project.apply(h.flatten(0, -3).flatten(1), self.exact(f"{p}.hc_{site}_fn"), self.c.rms_norm_eps, self.f)
+        pre, post, comb = self.f["hc_coefficients"](m, self.exact(f"{p}.hc_{site}_base"),
+                                                    self.exact(f"{p}.hc_{site}_scale"), self.c.hc_eps)
+        comb = self.sinkhorn(comb, self.c.hc_sinkhorn_iters, self.c.hc_eps)
+        return [x.unflatten(0, h.shape[:-2]) for x in (pre, post, comb)]
 
-    def collapse(self, h, pre):
-        return self.rows("hc_collapse", pre.dim() - 1, h, pre)
+    def collapse(self, h, pre, norm, out):
+        """The sub-layer's input: one stream of n, and its norm."""
+        return self.rows("hc_collapse_norm", pre.dim() - 1, h, pre, self.exact(norm), self.c.rms_norm_eps, out)
 
     def expand(self, y, h, post, comb):
         return self.rows("hc_expand", post.dim() - 1, y, h, post, comb)
@@ -295,9 +477,9 @@ class Model:
     def block(self, p, h, pre, attend, k):
         """One block -> streams, pre for the next, tokens of each expert."""
         pre_a, post, comb = self.remember(self.hc, p, "attn", h)
-        h = self.expand(attend(self.norm(self.collapse(h, pre), f"{p}.attn_norm")), h, post, comb)
+        h = self.expand(attend(self.collapse(h, pre, f"{p}.attn_norm", self.mm)), h, post, comb)
         pre_f, post, comb = self.remember(self.hc, p, "ffn", h)
-        y, counts = self.remember(self.moe, f"{p}.ffn", self.norm(self.collapse(h, pre_a), f"{p}.ffn_norm"), k)
+        y, counts = self.remember(self.moe, f"{p}.ffn", self.collapse(h, pre_a, f"{p}.ffn_norm", self.mm), k)
         return self.expand(y, h, post, comb), pre_f, counts
 
     def moe(self, p, x, k):
@@ -308,107 +490,68 @@ class Model:
         ids = (s + self.exact(f"{p}.gate.bias")).topk(k, sorted=False).indices
         w = s.gather(1, ids)
         w = w / (w.sum(1, keepdim=True) + 1e-20) * self.c.routed_scaling_factor
-        y, counts = self.routed(f"{p}.experts", self.quantise(x), ids, w)
-        a, b = (self.linear(x, f"{p}.shared_experts.{m}") for m in ("w1", "w3"))
-        shared = self.rows("swiglu", 1, a, b, self.c.swiglu_limit, self.real).to(self.mm)
+        x = self.quantise(x)
+        y, counts = self.routed(f"{p}.experts", x, ids, w)
+        ab = self.linear(x, f"{p}.shared_experts.w13")
+        shared = self.quantise(self.f["swiglu"](ab, w.new_ones(len(x), 1), self.c.swiglu_limit, self.mm))
         return (y + self.linear(shared, f"{p}.shared_experts.w2").to(self.real)).to(self.mm).view(*lead, -1), counts
 
     def routed(self, p, x, ids, w):
-        """Sum over the picked experts: rows sorted by expert, each expert's rows padded to the longest list."""
-        (n, k), experts = ids.shape, self.weight(f"{p}.w1").shape[0]
+        """Sum over the picked experts, rows sorted by expert. No shape depends on the values."""
+        (n, k), experts = ids.shape, self.weight(f"{p}.w2").shape[0]
         flat = ids.flatten()
         order = flat.argsort(stable=True)
         counts = (flat[:, None] == torch.arange(experts, device=x.device)).sum(0)
-        room = -(-int(counts.max()) // 64) * 64
-        first = counts.cumsum(0) - counts
-        expert = flat[order]
-        place = expert * room + torch.arange(n * k, device=x.device) - first[expert]
-        rows = x[:, None].expand(n, k, -1).flatten(0, 1).index_select(0, order)
-        rows = x.new_zeros(experts * room, x.shape[-1]).index_copy(0, place, rows).view(experts, room, -1)
-        share = w.new_zeros(experts * room).index_copy(0, place, w.flatten().index_select(0, order))
-        share = share.view(experts, room, 1)
-        a, b = (rows.to(self.mm) @ self.weight(f"{p}.{m}").mT for m in ("w1", "w3"))
-        y = (share * self.rows("swiglu", 2, a, b, self.c.swiglu_limit, self.real)).to(self.mm)
-        y = self.quantise(y) @ self.weight(f"{p}.w2").mT
-        back = torch.empty_like(place).index_copy_(0, order, place)
-        return y.flatten(0, 1).index_select(0, back).view(n, k, -1).to(self.real).sum(1), counts
+        ends = counts.cumsum(0).int()
+        places = torch.empty_like(order).index_copy_(0, order, torch.arange(n * k, device=x.device)).view(n, k)
+        source = order // k
+        share = w.flatten().index_select(0, order)[:, None]
+        ab = grouped(_Spread.apply(x, source, places, self.f), self.weight(f"{p}.w13"), ends)
+        y = self.quantise(self.f["swiglu"](ab, share, self.c.swiglu_limit, self.mm))
+        return _Gather.apply(grouped(y, self.weight(f"{p}.w2"), ends), source, places, self.real, self.f), counts
 
     # --- attention ----------------------------------------------------------------------------------------------------
 
     def query(self, p, x, angles):
-        """x [B, T, D] -> low-rank query [B, T, q_lora], rotated queries [B, T, H, d]."""
+        """x [..., D] quantised -> low-rank query [..., q_lora], rotated queries [..., H, d]."""
         qr = self.norm(self.linear(x, f"{p}.wq_a"), f"{p}.q_norm")
-        q = self.linear(qr, f"{p}.wq_b").unflatten(-1, (self.c.num_attention_heads, -1))
-        return qr, rotate(q, angles[0][:, None], angles[1][:, None])
+        q = self.linear(self.quantise(qr), f"{p}.wq_b").unflatten(-1, (self.c.num_attention_heads, -1))
+        return qr, self.rotated(q, angles)
 
     def window_rows(self, p, x, angles):
-        """Window keys of rows x [..., D]; angles broadcast against their rotated pairs."""
-        return quant.straight(rotate(self.norm(self.linear(x, f"{p}.wkv"), f"{p}.kv_norm"), *angles), quant.fp8q32)
+        """Window keys of rows x [..., D], quantised."""
+        kv = self.norm(self.linear(x, f"{p}.wkv"), f"{p}.kv_norm")
+        return self.straight("fp8_rows", self.rotated(kv, angles))
 
     def output(self, p, o, angles):
-        """Inverse rotation and the grouped low-rank output. o [B, T, H, d] -> [B, T, D]."""
-        c = self.c
-        o = rotate(o, angles[0][:, None], -angles[1][:, None]).flatten(-2).unflatten(-1, (c.o_groups, -1))
+        """Inverse rotation and the grouped low-rank output. o [..., H, d] -> [..., D]."""
+        c, lead = self.c, o.shape[:-2]
+        o = self.rotated(o, angles, back=True).view(-1, c.o_groups, c.num_attention_heads * c.head_dim // c.o_groups)
         wo_a = self.weight(f"{p}.wo_a").view(c.o_groups, c.o_lora_rank, -1)
-        return self.linear(torch.einsum("btgi,goi->btgo", o.to(self.mm), wo_a).flatten(-2), f"{p}.wo_b")
-
-    def local_logits(self, q, kv, lo):
-        """Logits of the window: q [B, T, H, d], kv [B, T, d], lo [B, T] first readable position or None.
-
-        T is a multiple of W. -> logits [B, T, H, 2W], keys [B, T/W, 2W, d]: a block of W rows sees two blocks of keys.
-        """
-        (b, t, heads, d), w = q.shape, self.c.sliding_window
-        padded = F.pad(kv, (0, 0, w, 0))
-        keys = torch.cat((padded[:, :t].unflatten(1, (-1, w)), padded[:, w:].unflatten(1, (-1, w))), 2)
-        logits = (q.reshape(b, t // w, w * heads, d) @ keys.mT).view(b, t, heads, 2 * w)
-        pos = torch.arange(t, device=q.device)[:, None]
-        at = (pos // w - 1) * w + torch.arange(2 * w, device=q.device)
-        seen = ((at <= pos) & (at > pos - w) & (at >= 0))[None]
-        if lo is not None:
-            seen = seen & (at[None] >= lo[..., None])
-        return logits.to(self.real).masked_fill(~seen[:, :, None], -math.inf) * d ** -.5, keys
-
-    def core(self, q, kv, lo, gathered, picked, sink):
-        """Sink attention over the window and the picked entries -> [B, T, H, d]."""
-        local, keys = self.local_logits(q, kv, lo)
-        (b, t, heads, wide), d = local.shape, q.shape[-1]
-        parts = [local, sink.view(1, 1, -1, 1).expand(b, t, heads, 1)]
-        if gathered is not None:
-            far = (q @ gathered.mT).to(self.real).masked_fill(~picked[:, :, None], -math.inf)
-            parts.append(far * d ** -.5)
-        p = torch.softmax(torch.cat(parts, -1), -1).to(self.mm)
-        o = (p[..., :wide].reshape(b, keys.shape[1], -1, wide) @ keys).view(b, t, heads, d)
-        return o if gathered is None else o + p[..., wide + 1:] @ gathered
+        low = torch.einsum("ngi,goi->ngo", o.to(self.mm), wo_a).flatten(1)
+        return self.linear(self.quantise(low), f"{p}.wo_b").view(*lead, -1)
 
     def compress(self, i, x, s):
         """Global entries and index keys of KV source i for all rows x [B, T, D]."""
         c, p, r = self.c, f"layers.{i}.attn", self.c.compress_ratios[i]
         x = x[:, :x.shape[1] // r * r]
-        z = x.to(self.mm) @ self.weight(f"{p}.compressor.wkv").T
+        z = self.linear(x, f"{p}.compressor.wkv")
         if r > 1:
-            share = (x.to(self.mm) @ self.weight(f"{p}.compressor.wgate").T).to(self.real)
-            share = share.unflatten(1, (-1, r)).softmax(2)
+            share = self.linear(x, f"{p}.compressor.wgate").to(self.real).unflatten(1, (-1, r)).softmax(2)
             z = (share * z.to(self.real).unflatten(1, (-1, r))).sum(2).to(self.mm)
         latent = self.norm(z, f"{p}.compressor.norm")
-        angles = self.angles(i, torch.arange(latent.shape[1], device=x.device) * r)
-        s.ratio, s.entries = r, quant.straight(rotate(latent, *angles), quant.fp4q16)
+        angles = self.turn(i, *latent.shape[:2], r)
+        s.ratio, s.entries = r, self.straight("fp4_entries", self.rotated(latent, angles))
         key = self.norm(self.linear(latent.detach(), f"{p}.indexer.wk"), f"{p}.indexer.k_norm")
-        s.keys = quant.straight(rotate(key, *angles), quant.fp4q32)
+        s.keys = self.straight("fp4_keys", self.rotated(key, angles))
 
     def index_query(self, p, x, qr, angles):
         """Index queries [B, T, heads, dim] and head weights [B, T, heads] of detached inputs."""
         c = self.c
-        iq = self.linear(qr.detach(), f"{p}.wq_b").unflatten(-1, (c.index_n_heads, -1))
-        iq = quant.straight(rotate(iq, angles[0][:, None], angles[1][:, None]), quant.fp4q32)
+        iq = self.linear(self.quantise(qr.detach()), f"{p}.wq_b").unflatten(-1, (c.index_n_heads, -1))
+        iq = self.straight("fp4_keys", self.rotated(iq, angles))
         g = self.linear(x.detach(), f"{p}.weights_proj").to(self.real)
         return iq, g * (c.index_head_dim * c.index_n_heads) ** -.5
-
-    def scores(self, iq, g, keys, visible):
-        """Index scores [B, T, C]; entry j is visible to a row that sees more than j entries."""
-        b, t, heads, dim = iq.shape
-        raw = (iq.reshape(b, t * heads, dim).to(self.real) @ keys.to(self.real).mT).view(b, t, heads, -1)
-        s = (g[..., None] * raw.relu()).sum(2)
-        return s.masked_fill(torch.arange(keys.shape[1], device=s.device) >= visible[..., None], -math.inf)
 
     @torch.no_grad()
     def pick(self, i, x, qr, angles, s):
@@ -421,7 +564,7 @@ class Model:
         picks, pools = [], []
         for a in range(0, t, step):
             z = slice(a, min(t, a + step))
-            score = self.scores(iq[:, z], g[:, z], s.keys, visible[z])
+            score = self.index_scores(iq[:, z], g[:, z], s.keys, visible[z])
             if i == c.candidate_source_layer_id:
                 pools.append(best_blocks(score, visible[z], c.candidate_block_size, c.candidate_topk_blocks))
             elif s.pool is not None:
@@ -432,34 +575,28 @@ class Model:
         if pools:
             s.pool = torch.cat(pools, 1)
 
-    def gather(self, s):
-        """Entries of the picks. As an embedding: its backward sums in float32."""
-        b, entries, d = s.entries.shape
-        flat = s.picks.clamp(min=0) + (torch.arange(b, device=s.picks.device) * entries)[:, None, None]
-        s.gathered = F.embedding(flat, s.entries.reshape(-1, d))
-
     def attention(self, i, x, s, lo, rows):
         """Attention of backbone layer i. rows: sampled rows for the indexer's loss, or None."""
-        p, t = f"layers.{i}.attn", x.shape[1]
-        angles = self.angles(i, torch.arange(t, device=x.device))
+        p, (b, t) = f"layers.{i}.attn", x.shape[:2]
+        angles = self.turn(i, b, t)
         if self.c.is_kv(i):
             self.compress(i, x, s)
-        qr, q = self.query(p, x, angles)
-        kv = self.window_rows(p, x, angles)
+        xq = self.quantise(x)
+        qr, q = self.query(p, xq, angles)
+        kv = self.window_rows(p, xq, angles)
         far = self.c.compress_ratios[i] > 0 and s.entries.shape[1] > 0
         if far and self.c.is_index(i):
             self.pick(i, x, qr, angles, s)
-            self.gather(s)
             if rows is not None:
-                at = (angles[0][rows], angles[1][rows])
+                at = [a.view(b, t, -1)[:, rows].flatten(0, 1) for a in angles]
                 iq, g = self.index_query(p + ".indexer", x[:, rows], qr[:, rows], at)
-                s.students.append(self.scores(iq, g, s.keys, (rows + 1) // s.ratio))
+                s.students.append(attention.plain_scores(iq, g, s.keys, (rows + 1) // s.ratio))
                 s.teachers.append(torch.zeros_like(s.students[-1]))
         sink = self.exact(f"{p}.attn_sink")
         if far and rows is not None:
             self.teach(q.detach(), kv.detach(), lo, sink.detach(), rows, s, i)
-        args = (s.gathered, s.picks >= 0) if far else (None, None)
-        return self.output(p, self.remember(self.core, q, kv, lo, *args, sink), angles)
+        args = (s.entries, s.picks) if far else (None, None)
+        return self.output(p, self.remember(self.sparse, q, kv, lo, *args, sink, self.c.sliding_window), angles)
 
     @torch.no_grad()
     def teach(self, q, kv, lo, sink, rows, s, i):
@@ -500,23 +637,19 @@ class Model:
     def engram(self, i, h, ids):
         """Adds the looked-up n-grams to the streams."""
         c, p = self.c, f"layers.{i}.engram"
-        rows = quant.straight(F.embedding(self.engram_rows(i, ids), self.weight(f"{p}.embed")), quant.fp8q32)
-        kv = self.linear(rows.to(self.mm).flatten(-2), f"{p}.wkv").to(self.real)
-        key, value = kv[..., :-c.hidden_size].view(h.shape), kv[..., -c.hidden_size:]
-        x = h.to(self.real)
-        inverse = lambda v: torch.rsqrt((v * v).mean(-1) + self.c.rms_norm_eps)
-        dot = (x * self.exact(f"{p}.q_weight") * self.exact(f"{p}.k_weight") * key).sum(-1)
-        dot = dot * inverse(x) * inverse(key) * c.hidden_size ** -.5
-        gate = torch.sigmoid(torch.copysign(dot.abs().clamp(min=1e-6).sqrt(), dot))
-        return (x + gate[..., None] * value[..., None, :]).to(h.dtype)
+        table = F.embedding(self.engram_rows(i, ids), self.exact(f"{p}.embed"))
+        kv = self.linear(self.quantise(self.straight("fp8_rows", table).to(self.mm).flatten(-2)), f"{p}.wkv")
+        return self.rows("engram_gate", 2, h, kv, self.exact(f"{p}.q_weight"), self.exact(f"{p}.k_weight"),
+                         c.rms_norm_eps)
 
     # --- whole passes -------------------------------------------------------------------------------------------------
 
     def embed(self, ids):
-        """Streams [..., n, D] and the one-hot pre [..., n]."""
+        """Streams [..., n, D] and the one-hot pre [..., n], of which gradients are wanted as of any other."""
         e = F.embedding(ids, self.weight("embed"))
         pre = torch.zeros(*ids.shape, self.c.hc_mult, dtype=self.real, device=e.device)
         pre[..., 0] = 1
+        pre.requires_grad_(torch.is_grad_enabled())
         return e[..., None, :].expand(*ids.shape, self.c.hc_mult, -1).contiguous(), pre
 
     def forward(self, ids, lo=None, rows=None):
@@ -536,7 +669,7 @@ class Model:
             low = lo and lo[i > c.cut]
             attend = lambda x: self.attention(i, x, s, low, rows)
             h, pre, counts[f"layers.{i}"] = self.block(f"layers.{i}", h, pre, attend, c.num_experts_per_tok)
-        y = self.full_norm(self.collapse(h, pre), "norm")
+        y = self.collapse(h, pre, "norm", self.real)
         more = {"features": features, "counts": counts, "students": s.students, "teachers": s.teachers}
         return y @ self.exact("head").T, more
 
@@ -548,36 +681,36 @@ class Model:
         """
         c = self.c
         size, w, last = c.dspark_block_size, c.sliding_window, f"mtp.{c.num_nextn_predict_layers - 1}"
-        main = self.norm(self.linear(torch.cat(features, -1), "mtp.0.main_proj"), "mtp.0.main_norm")
-        block = torch.full((ids.shape[0], len(at), size), c.dspark_noise_token_id, device=ids.device)
+        features = self.quantise(torch.cat(features, -1))
+        main = self.quantise(self.norm(self.linear(features, "mtp.0.main_proj"), "mtp.0.main_norm"))
+        b, t = ids.shape
+        block = torch.full((b, len(at), size), c.dspark_noise_token_id, device=ids.device)
         block[..., 0] = ids[:, at + 1]
         h, pre = self.embed(block)
-        h = h.detach()
+        h = h.detach().requires_grad_(torch.is_grad_enabled())
         pos = at[:, None] + 1 + torch.arange(size, device=at.device)
         ring_at = at[:, None] - torch.arange(w, device=at.device)
+        seen = F.pad(ring_at >= 0, (0, size), value=True)
         counts = {}
         for m in range(c.num_nextn_predict_layers):
             p, layer = f"mtp.{m}", c.num_hidden_layers + m
-            ring = self.window_rows(f"{p}.attn", main, self.angles(layer, torch.arange(ids.shape[1], device=at.device)))
-            ring = ring[:, ring_at.clamp(min=0)]
+            angles = [a.repeat(b, 1) for a in self.angles(layer, pos)]
+            ring = self.window_rows(f"{p}.attn", main, self.turn(layer, b, t))
+            ring = attention.gather(ring, ring_at.expand(b, -1, -1))
 
             def attend(x):
-                cos, sin = (a.view(len(at), size, -1) for a in self.angles(layer, pos.flatten()))
-                keys = torch.cat((ring, self.window_rows(f"{p}.attn", x, (cos, sin))), 2)
-                q = self.query(f"{p}.attn", x.flatten(1, 2), (cos.flatten(0, 1), sin.flatten(0, 1)))[1]
-                q = q.unflatten(1, (len(at), size))
+                x = self.quantise(x)
+                keys = torch.cat((ring, self.window_rows(f"{p}.attn", x, angles)), 2)
+                q = self.query(f"{p}.attn", x, angles)[1]
                 logits = torch.einsum("bashd,bakd->bashk", q, keys).to(self.real) * c.head_dim ** -.5
-                seen = F.pad(ring_at >= 0, (0, size), value=True)
                 logits = logits.masked_fill(~seen[None, :, None, None], -math.inf)
                 sink = self.exact(f"{p}.attn.attn_sink").view(1, 1, 1, -1, 1).expand(*logits.shape[:-1], 1)
                 share = torch.cat((logits, sink), -1).softmax(-1)[..., :-1].to(self.mm)
-                o = torch.einsum("bashk,bakd->bashd", share, keys).flatten(1, 2)
-                y = self.output(f"{p}.attn", o, (cos.flatten(0, 1), sin.flatten(0, 1)))
-                return y.unflatten(1, (len(at), size))
+                return self.output(f"{p}.attn", torch.einsum("bashk,bakd->bashd", share, keys), angles)
 
             h, pre, counts[p] = self.block(p, h, pre, attend, c.dspark_num_experts_per_tok)
-        y = self.collapse(h, pre)
-        logits = self.full_norm(y, f"{last}.norm") @ self.exact("head").detach().T
+        y = self.rows("hc_collapse", 3, h, pre)
+        logits = self.full_norm(y, f"{last}.norm", self.real) @ self.exact("head").detach().T
         e = F.embedding(ids[:, pos], self.exact(f"{last}.markov_head.embed"))
         logits = logits + e @ self.exact(f"{last}.markov_head.head").T
         seen = torch.cat((y.detach().to(self.real), e.detach()), -1)

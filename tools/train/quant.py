@@ -34,6 +34,11 @@ def pow2_scale(amax, inverse_max):
     return (((u >> 23) + ((u & 0x7FFFFF) != 0).int()) << 23).view(torch.float32)
 
 
+def reciprocal(s):
+    """1 / s of powers of two, exactly: compiled code for a GPU may divide by an approximation."""
+    return (0x7F000000 - s.view(torch.int32)).view(torch.float32)
+
+
 def blocks(x, n):
     """[..., K] -> [..., K/n, n]."""
     return x.unflatten(-1, (-1, n))
@@ -43,7 +48,7 @@ def fp8q32(x):
     """FP8Q32: E4M3, one power of two per 32 channels."""
     b = blocks(x, 32)
     s = pow2_scale(b.abs().amax(-1).clamp(min=TINY_FP8), 1 / 448)
-    return (e4m3(b / s[..., None].to(x.dtype)) * s[..., None].to(x.dtype)).flatten(-2), s
+    return (e4m3(b * reciprocal(s)[..., None].to(x.dtype)) * s[..., None].to(x.dtype)).flatten(-2), s
 
 
 def fp4q32(x):

@@ -1,5 +1,6 @@
 /* One block of the model over the rows of a step, in three phases with a barrier between them: a row's attention reads
- * window rows and global rows that other rows of the same step write (spec/model.md 2.2, 2.4-2.8). */
+ * window rows and global rows that other rows of the same step write (spec/model.md 2.2, 2.4-2.8). For several ranks
+ * the last phase is three: behind attention and behind the experts they add up what each has a part of. */
 #include <string.h>
 
 #include "engine/cpu/ops/forward.h"
@@ -177,6 +178,9 @@ void OP(phase_groups)(void *self, uint32_t item, uint32_t worker) {
     int32_t part = f->l->part_of[f->layer];
     const cedar_page_part *p = &f->l->part[part];
     uint32_t last = f->row_pos[g.row], j = last / (uint32_t)p->ratio, at = j % p->entries;
+    int32_t number = f->seqs[e->seq].pages[j / p->entries];
+    bool mine = store_owns(f->env->store, number);      /* else another rank's; a tap wants to see all */
+    if (!mine && !f->env->tap) return;
     if (p->ratio == 1) memcpy(w->latent, comp_of(f, g.row), (size_t)c->head_dim * sizeof(real));
     else pool_group(f, e, f->first_row[g.entry], part, last, w->latent);
     OP(rms_norm)(vector_of(f, &b->comp_norm), w->latent, c->head_dim, (real)c->norm_eps, w->latent);
@@ -189,7 +193,8 @@ void OP(phase_groups)(void *self, uint32_t item, uint32_t worker) {
     OP(rope_table)(f->freq[1], c->rope_dim / 2, (int64_t)j * p->ratio, w->table);
     OP(rope)(w->index_key, c->index_dim, w->table, c->rope_dim / 2, 1);
     OP(rope)(w->latent, c->head_dim, w->table, c->rope_dim / 2, 1);
-    uint8_t *page = store_page(f->env->store, f->seqs[e->seq].pages[j / p->entries]);
+    if (!mine) return;
+    uint8_t *page = store_page(f->env->store, number);
     OP(fp4q32_encode)(w->index_key, c->index_dim, page + p->index_codes + (uint64_t)at * f->l->index_code_bytes,
                       page + p->index_scales + (uint64_t)at * f->l->index_scale_bytes, w->linear.tape);
     OP(fp4q16_encode)(w->latent, c->head_dim, page + p->kv_codes + (uint64_t)at * f->l->kv_code_bytes,
@@ -287,6 +292,17 @@ static void attend_rows(OP(forward) *f, OP(worker) *w, const uint32_t *rows, int
     }
 }
 
+/* Attention of a block of rows -> w->att [count, D], or this rank's part of it. */
+static void attention_rows(OP(forward) *f, OP(worker) *w, const uint32_t *rows, int count) {
+    gather_x(f, rows, count, w->x);
+    OP(quantise)(w->x, count * (int64_t)f->c->hidden, w->xq, w->linear.tape);
+    query_rows(f, w, rows, count);
+    if (!f->draft && f->c->is_index_source[f->layer]) OP(select_rows)(f, w, rows, count);
+    attend_rows(f, w, rows, count);
+    output_rows(f, w, rows, count);
+}
+
+/* From the whole w->att to w->y [count, D], the experts' output or this rank's part of it. */
 static void ffn_rows(OP(forward) *f, OP(worker) *w, const uint32_t *rows, int count) {
     const cedar_config *c = f->c;
     const cedar_block *b = f->block;
@@ -303,12 +319,20 @@ static void ffn_rows(OP(forward) *f, OP(worker) *w, const uint32_t *rows, int co
         OP(rms_norm)(vector_of(f, &b->ffn_norm), w->x + i * d, d, (real)c->norm_eps, w->x + i * d);
     }
     OP(moe)(&f->weights, c, b, per_token, w->x, count, w->y, &w->moe);
+    for (int i = 0; i < count && !f->draft; i++) {
+        tap_bytes(f, CEDAR_TAP_ROUTER_IDS, f->layer, rows[i], w->moe.ids + (int64_t)i * per_token, (uint32_t)per_token);
+        tap_reals(f, w, CEDAR_TAP_ROUTER_W, rows[i], w->moe.weight + (int64_t)i * per_token, (uint32_t)per_token);
+    }
+}
+
+/* The whole w->y goes into the streams. */
+static void finish_rows(OP(forward) *f, OP(worker) *w, const uint32_t *rows, int count) {
+    const cedar_config *c = f->c;
+    int64_t d = c->hidden;
     for (int i = 0; i < count; i++) {
         uint32_t r = rows[i];
         OP(hc_expand)(streams(f, r), w->y + i * d, per_stream(f, f->post, r), comb_of(f, r), c->hc, d);
         if (f->draft) continue;
-        tap_bytes(f, CEDAR_TAP_ROUTER_IDS, f->layer, r, w->moe.ids + (int64_t)i * per_token, (uint32_t)per_token);
-        tap_reals(f, w, CEDAR_TAP_ROUTER_W, r, w->moe.weight + (int64_t)i * per_token, (uint32_t)per_token);
         tap_reals(f, w, CEDAR_TAP_H, r, streams(f, r), (uint32_t)(c->hc * d));
         tap_reals(f, w, CEDAR_TAP_PRE, r, per_stream(f, f->pre, r), (uint32_t)c->hc);
     }
@@ -319,11 +343,54 @@ void OP(phase_after)(void *self, uint32_t item, uint32_t worker) {
     OP(worker) *w = &f->workers[worker];
     int count;
     const uint32_t *rows = block_of(f, item, &count);
-    gather_x(f, rows, count, w->x);
-    OP(quantise)(w->x, count * (int64_t)f->c->hidden, w->xq, w->linear.tape);
-    query_rows(f, w, rows, count);
-    if (!f->draft && f->c->is_index_source[f->layer]) OP(select_rows)(f, w, rows, count);
-    attend_rows(f, w, rows, count);
-    output_rows(f, w, rows, count);
+    attention_rows(f, w, rows, count);
     ffn_rows(f, w, rows, count);
+    finish_rows(f, w, rows, count);
+}
+
+/* --- several ranks ------------------------------------------------------------------------------------------------ */
+
+static void put_part(const OP(forward) *f, int site, const uint32_t *rows, int count, const real *x) {
+    int64_t d = f->c->hidden;
+    for (int i = 0; i < count; i++) memcpy(f->part[site] + rows[i] * d, x + i * d, (size_t)d * sizeof *x);
+}
+
+/* The ranks' parts in rank order; each is rounded already. */
+static void add_parts(const OP(forward) *f, int site, const uint32_t *rows, int count, real *x) {
+    int64_t d = f->c->hidden;
+    for (int i = 0; i < count; i++) {
+        real *at = x + i * d;
+        memcpy(at, f->peers[0]->part[site] + rows[i] * d, (size_t)d * sizeof *at);
+        for (uint32_t r = 1; r < f->ranks; r++)
+            for (int64_t k = 0; k < d; k++) at[k] += f->peers[r]->part[site][rows[i] * d + k];
+        for (int64_t k = 0; k < d; k++) at[k] = rb(at[k]);
+    }
+}
+
+void OP(phase_attention)(void *self, uint32_t item, uint32_t worker) {
+    OP(forward) *f = self;
+    OP(worker) *w = &f->workers[worker];
+    int count;
+    const uint32_t *rows = block_of(f, item, &count);
+    attention_rows(f, w, rows, count);
+    put_part(f, 0, rows, count, w->att);
+}
+
+void OP(phase_ffn)(void *self, uint32_t item, uint32_t worker) {
+    OP(forward) *f = self;
+    OP(worker) *w = &f->workers[worker];
+    int count;
+    const uint32_t *rows = block_of(f, item, &count);
+    add_parts(f, 0, rows, count, w->att);
+    ffn_rows(f, w, rows, count);
+    put_part(f, 1, rows, count, w->y);
+}
+
+void OP(phase_finish)(void *self, uint32_t item, uint32_t worker) {
+    OP(forward) *f = self;
+    OP(worker) *w = &f->workers[worker];
+    int count;
+    const uint32_t *rows = block_of(f, item, &count);
+    add_parts(f, 1, rows, count, w->y);
+    finish_rows(f, w, rows, count);
 }

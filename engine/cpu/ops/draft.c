@@ -40,8 +40,23 @@ void OP(phase_rings)(void *self, uint32_t item, uint32_t worker) {
     }
 }
 
+/* Of several ranks each makes the base logits of its part of the vocabulary, for all positions, and puts them where all
+ * find them: the Markov chain is then run by each of them alone. x [block, D]. */
+static bool gather_base(OP(forward) *f, OP(worker) *w, const real *x) {
+    const cedar_weight *head = &f->env->model->head;
+    int64_t rows = f->c->draft_block, vocab = f->c->vocab;
+    real *out = f->peers[0]->base + OP(head_first)(f);
+    for (int64_t v = 0; v < head->rows; v += HEAD_SLICE) {
+        int64_t n = head->rows - v < HEAD_SLICE ? head->rows - v : HEAD_SLICE;
+        for (int64_t k = 0; k < rows; k++)
+            OP(linear_rows)
+            (&f->weights, head, v, n, x + k * f->c->hidden, f->c->hidden, 1, out + k * vocab + v, vocab, &w->linear);
+    }
+    return OP(meet)(f);
+}
+
 /* Logits of draft position k after the Markov term; argmax in the arithmetic's own precision. */
-static int32_t markov_row(OP(forward) *f, OP(worker) *w, const real *x, int32_t prev, float *logits) {
+static int32_t markov_row(OP(forward) *f, OP(worker) *w, int row, const real *x, int32_t prev, float *logits) {
     const cedar_config *c = f->c;
     const cedar_model *m = f->env->model;
     real *e = w->att, best = 0;
@@ -51,8 +66,10 @@ static int32_t markov_row(OP(forward) *f, OP(worker) *w, const real *x, int32_t 
     OP(decode_row)(&m->markov_embed, prev, e);
     for (int64_t v = 0; v < c->vocab; v += HEAD_SLICE) {
         int64_t n = c->vocab - v < HEAD_SLICE ? c->vocab - v : HEAD_SLICE;
-        real *base = w->head, *extra = w->head + HEAD_SLICE;
-        OP(linear_rows)(&f->weights, &m->head, v, n, x, c->hidden, 1, base, HEAD_SLICE, &w->linear);
+        real *extra = w->head + HEAD_SLICE;
+        const real *base = w->head;
+        if (f->ranks > 1) base = f->peers[0]->base + row * (int64_t)c->vocab + v;
+        else OP(linear_rows)(&f->weights, &m->head, v, n, x, c->hidden, 1, w->head, HEAD_SLICE, &w->linear);
         OP(linear_rows)(&f->weights, &m->markov_head, v, n, e, c->markov_rank, 1, extra, HEAD_SLICE, &w->linear);
         for (int64_t k = 0; k < n; k++) {
             real s = base[k] + extra[k];
@@ -72,27 +89,36 @@ static int32_t markov_row(OP(forward) *f, OP(worker) *w, const real *x, int32_t 
     return *theirs;
 }
 
+/* Position k: y [D] the output, x [D] the same through the norm. */
+static void head_input(const OP(forward) *f, int k, real *y, real *x) {
+    const cedar_config *c = f->c;
+    uint64_t d = (uint64_t)c->hidden, n = (uint64_t)c->hc;
+    OP(hc_collapse)(f->h + (uint64_t)k * n * d, f->pre + (uint64_t)k * n, c->hc, c->hidden, y);
+    OP(rms_norm)(vector_of(f, &f->env->model->draft_norm), y, c->hidden, (real)c->norm_eps, x);
+}
+
 /* After the last stage: base logits, then the Markov chain and the confidences. */
-static void draft_head(OP(forward) *f, cedar_draft_item *it) {
+static bool draft_head(OP(forward) *f, cedar_draft_item *it) {
     const cedar_config *c = f->c;
     const cedar_model *m = f->env->model;
     OP(worker) *w = &f->workers[0];
-    uint64_t d = (uint64_t)c->hidden, n = (uint64_t)c->hc;
+    uint64_t d = (uint64_t)c->hidden;
     int32_t prev = it->token;
+    real *y = w->features;      /* [D + rank]: output before the norm, then the Markov embedding */
+    for (int k = 0; k < c->draft_block && f->ranks > 1; k++) head_input(f, k, y, f->x + (uint64_t)k * d);
+    if (f->ranks > 1 && !gather_base(f, w, f->x)) return false;
     for (int k = 0; k < c->draft_block; k++) {
-        /* [D + rank]: output before the norm, then the Markov embedding */
-        real *y = w->features;
-        OP(hc_collapse)(f->h + (uint64_t)k * n * d, f->pre + (uint64_t)k * n, c->hc, c->hidden, y);
-        OP(rms_norm)(vector_of(f, &m->draft_norm), y, c->hidden, (real)c->norm_eps, w->x);
-        it->ids[k] = markov_row(f, w, w->x, prev, it->logits ? it->logits + (uint64_t)k * (uint64_t)c->vocab : NULL);
+        head_input(f, k, y, w->x);
+        it->ids[k] = markov_row(f, w, k, w->x, prev, it->logits ? it->logits + (uint64_t)k * (uint64_t)c->vocab : NULL);
         memcpy(y + d, w->att, (size_t)c->markov_rank * sizeof *y);
         if (it->confidence)
             it->confidence[k] = (float)OP(dot)(vector_of(f, &m->confidence), y, c->hidden + c->markov_rank);
         prev = it->forced ? it->forced[k] : it->ids[k];
     }
+    return true;
 }
 
-static void draft_one(OP(forward) *f, cedar_draft_item *it) {
+static bool draft_one(OP(forward) *f, cedar_draft_item *it) {
     const cedar_config *c = f->c;
     uint32_t rows = (uint32_t)c->draft_block, pos = f->seqs[it->seq].pos;
     uint64_t d = (uint64_t)c->hidden, n = (uint64_t)c->hc;
@@ -109,24 +135,25 @@ static void draft_one(OP(forward) *f, cedar_draft_item *it) {
         OP(rope_table)(f->freq[0], c->rope_dim / 2, pos + r, f->table[0] + (uint64_t)r * (uint32_t)c->rope_dim);
     }
     OP(set_active)(f, f->kept, rows);
-    uint32_t blocks = (rows + f->block_rows - 1) / f->block_rows;
-    for (int32_t stage = 0; stage < c->stages; stage++) {
+    bool whole = true;
+    for (int32_t stage = 0; stage < c->stages && whole; stage++) {
         f->layer = c->layers + stage;
         if (f->env->tape) f->env->tape->layer = f->layer;
         f->block = &f->env->model->blocks[f->layer];
-        OP(run)(f, blocks, OP(phase_before));
-        OP(run)(f, blocks, OP(phase_after));
+        OP(run)(f, block_count(f), OP(phase_before));
+        whole = OP(run_after)(f, block_count(f));
     }
-    draft_head(f, it);
+    whole = whole && draft_head(f, it);
     f->draft = NULL;
+    return whole;
 }
 
 cedar_status OP(draft)(void *self, cedar_draft_item *items, uint32_t count, const cedar_seq_state *seqs,
                        cedar_err *err) {
     OP(forward) *f = self;
-    (void)err;
     f->seqs = seqs;
     f->workers[0].linear.tape = f->env->tape;
-    for (uint32_t i = 0; i < count; i++) draft_one(f, &items[i]);
+    for (uint32_t i = 0; i < count; i++)
+        if (!draft_one(f, &items[i])) return cedar_ranks_error(f->env->rank->group, err);
     return CEDAR_OK;
 }

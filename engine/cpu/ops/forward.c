@@ -1,6 +1,7 @@
 /* The forward pass of a step: embedding, layers in order with the cut, window commits, head (spec/model.md 2.0, 5). */
 #include <string.h>
 
+#include "base/hash.h"
 #include "engine/cpu/ops/forward.h"
 
 void OP(run)(OP(forward) *f, uint32_t items, cedar_pool_fn fn) {
@@ -19,7 +20,20 @@ void OP(set_active)(OP(forward) *f, const uint32_t *rows, uint32_t count) {
     f->block_rows = share > BLOCK ? BLOCK : share ? share : 1;
 }
 
-static uint32_t block_count(const OP(forward) *f) { return (f->active_count + f->block_rows - 1) / f->block_rows; }
+bool OP(meet)(const OP(forward) *f) { return f->ranks == 1 || cedar_ranks_meet(f->env->rank->group, f->rank); }
+
+bool OP(run_after)(OP(forward) *f, uint32_t items) {
+    if (f->ranks == 1) {
+        OP(run)(f, items, OP(phase_after));
+        return true;
+    }
+    OP(run)(f, items, OP(phase_attention));
+    if (!OP(meet)(f)) return false;
+    OP(run)(f, items, OP(phase_ffn));
+    if (!OP(meet)(f)) return false;
+    OP(run)(f, items, OP(phase_finish));
+    return true;
+}
 
 static void begin(OP(forward) *f) {
     const cedar_config *c = f->c;
@@ -116,41 +130,56 @@ static void inject_rows(OP(forward) *f) {
     }
 }
 
-static void run_layer(OP(forward) *f) {
+static bool run_layer(OP(forward) *f) {
     if (f->env->inject && f->layer > 0) inject_rows(f);
     bool at_cut = f->layer == f->c->cut && f->plan->trimmed;
     OP(run)(f, block_count(f), OP(phase_before));
     if (f->c->is_kv_source[f->layer]) {
         list_groups(f);
         OP(run)(f, f->group_count, OP(phase_groups));
+        if (!OP(meet)(f)) return false;
     }
     if (at_cut && f->plan->cut != CEDAR_CUT_AFTER) OP(set_active)(f, f->kept, f->plan->kept);
-    OP(run)(f, block_count(f), OP(phase_after));
+    if (!OP(run_after)(f, block_count(f))) return false;
     if (at_cut && f->plan->cut == CEDAR_CUT_AFTER) OP(set_active)(f, f->kept, f->plan->kept);
     if (f->layer == f->c->candidate_source) f->pooled = true;
     commit_windows(f);
     if (f->c->is_kv_source[f->layer]) commit_open_groups(f);
+    return true;
 }
 
 /* --- head --------------------------------------------------------------------------------------------------------- */
 
-/* Logits of rows whose collapsed, normed output is in w->x [count, D]; out rows and argmax by position in the list. */
-static void head_rows(OP(forward) *f, OP(worker) *w, int count, uint64_t first, float *logits, int32_t *argmax) {
-    const cedar_config *c = f->c;
-    real best[BLOCK];
-    for (int64_t v = 0; v < c->vocab; v += HEAD_SLICE) {
-        int64_t n = c->vocab - v < HEAD_SLICE ? c->vocab - v : HEAD_SLICE;
-        OP(linear_rows)
-        (&f->weights, &f->env->model->head, v, n, w->x, c->hidden, count, w->head, HEAD_SLICE, &w->linear);
-        for (int i = 0; i < count; i++)
+/* Logits of rows whose collapsed, normed output is in w->x [count, D], for the vocabulary of this rank's head; out rows
+ * and the best of them by position in the list. */
+static void head_rows(OP(forward) *f, OP(worker) *w, int count, uint64_t first, float *logits) {
+    const cedar_weight *head = &f->env->model->head;
+    int64_t offset = OP(head_first)(f);
+    for (int64_t v = 0; v < head->rows; v += HEAD_SLICE) {
+        int64_t n = head->rows - v < HEAD_SLICE ? head->rows - v : HEAD_SLICE;
+        OP(linear_rows)(&f->weights, head, v, n, w->x, f->c->hidden, count, w->head, HEAD_SLICE, &w->linear);
+        for (int i = 0; i < count; i++) {
+            uint64_t row = first + (uint64_t)i;
             for (int64_t k = 0; k < n; k++) {
                 real x = w->head[i * HEAD_SLICE + k];
-                if (logits) logits[(first + (uint64_t)i) * (uint64_t)c->vocab + (uint64_t)(v + k)] = (float)x;
-                if (argmax && (v + k == 0 || x > best[i])) {
-                    best[i] = x;
-                    argmax[first + (uint64_t)i] = (int32_t)(v + k);
-                }
+                if (logits) logits[row * (uint64_t)f->c->vocab + (uint64_t)(offset + v + k)] = (float)x;
+                if (v + k > 0 && !(x > f->best[row])) continue;
+                f->best[row] = x;
+                f->best_id[row] = (int32_t)(offset + v + k);
             }
+        }
+    }
+}
+
+/* The best token over all ranks; the lowest on ties, as their vocabularies ascend. */
+static void pick_rows(const OP(forward) *f, int32_t *argmax) {
+    for (uint32_t i = 0; i < f->logits_count; i++) {
+        const OP(forward) *at = f;
+        for (uint32_t r = 0; r < f->ranks; r++) {
+            const OP(forward) *p = f->ranks == 1 ? f : f->peers[r];
+            if (r == 0 || at->best_id[i] < 0 || (p->best_id[i] >= 0 && p->best[i] > at->best[i])) at = p;
+        }
+        argmax[i] = at->best_id[i];
     }
 }
 
@@ -166,13 +195,36 @@ static void phase_head(void *self, uint32_t item, uint32_t worker) {
         OP(hc_collapse)(f->h + rows[i] * n * d, f->pre + rows[i] * n, c->hc, c->hidden, x);
         OP(rms_norm)(vector_of(f, &f->env->model->norm), x, c->hidden, (real)c->norm_eps, x);
     }
-    head_rows(f, w, count, (uint64_t)item * f->block_rows, f->out->logits, f->out->argmax);
+    head_rows(f, w, count, (uint64_t)item * f->block_rows, f->ranks == 1 ? f->out->logits : f->peers[0]->out->logits);
+}
+
+static bool run_head(OP(forward) *f) {
+    OP(set_active)(f, f->logit_rows, f->logits_count);
+    for (uint32_t i = 0; i < f->logits_count; i++) f->best_id[i] = -1;
+    OP(run)(f, block_count(f), phase_head);
+    if (!OP(meet)(f)) return false;
+    if (f->out->argmax) pick_rows(f, f->out->argmax);
+    return true;
+}
+
+/* Of the streams behind the last row of each entry: what all ranks have to agree on. */
+static uint64_t digest(const OP(forward) *f) {
+    uint64_t hash = 0, width = (uint64_t)f->c->hc * (uint64_t)f->c->hidden;
+    for (uint32_t i = 0; i < f->plan->entry_count; i++) {
+        const real *h = f->h + (f->first_row[i + 1] - 1) * width;
+        for (uint64_t k = 0; k < width; k++) {
+            uint64_t bits = 0;
+            memcpy(&bits, h + k, sizeof *h);
+            hash = cedar_fold64(hash, bits);
+        }
+    }
+    return hash;
 }
 
 static cedar_status step(void *self, const cedar_step_plan *plan, const cedar_seq_state *seqs, cedar_step_out *out,
                          cedar_err *err) {
     OP(forward) *f = self;
-    (void)err;
+    bool whole = true;
     f->plan = plan;
     f->seqs = seqs;
     f->out = out;
@@ -180,16 +232,16 @@ static cedar_status step(void *self, const cedar_step_plan *plan, const cedar_se
     f->workers[0].linear.tape = f->env->tape;       /* the only one that works while there is a tape */
     begin(f);
     OP(run)(f, block_count(f), phase_embed);
-    for (f->layer = 0; f->layer < f->c->layers; f->layer++) {
+    for (f->layer = 0; f->layer < f->c->layers && whole; f->layer++) {
         f->block = &f->env->model->blocks[f->layer];
         if (f->env->tape) f->env->tape->layer = f->layer;
-        run_layer(f);
+        whole = run_layer(f);
     }
-    if (f->c->stages) OP(run)(f, block_count(f), OP(phase_rings));
-    if (out->logits || out->argmax) {
-        OP(set_active)(f, f->logit_rows, f->logits_count);
-        OP(run)(f, block_count(f), phase_head);
-    }
+    if (whole && f->c->stages) OP(run)(f, block_count(f), OP(phase_rings));
+    /* the group of several ranks wants the tokens of each of them */
+    if (whole && (out->logits || out->argmax)) whole = run_head(f);
+    if (!whole) return cedar_ranks_error(f->env->rank->group, err);
+    if (f->ranks > 1) *f->env->rank->digest = digest(f);
     return CEDAR_OK;
 }
 

@@ -41,7 +41,8 @@ typedef struct OP(worker) {
 
 typedef struct OP(group) { uint32_t row, entry; } OP(group);    /* a compressed entry completed by `row` */
 
-typedef struct OP(forward) {
+typedef struct OP(forward) OP(forward);
+struct OP(forward) {
     cedar_forward_env *env;
     const cedar_config *c;
     const cedar_layout *l;
@@ -76,7 +77,14 @@ typedef struct OP(forward) {
     bool pooled;                        /* the candidate pool of this step has been built */
     uint32_t *logit_rows;               /* [R] rows whose logits are wanted */
     const cedar_draft_item *draft;      /* a draft pass instead of a step */
-} OP(forward);
+    /* one of several ranks (engine/ranks.h); alone: ranks = 1 and no memory */
+    uint32_t rank, ranks;
+    OP(forward) **peers;                /* [ranks] this one too */
+    real *part[2];                      /* [R, D] this rank's part of attention and experts, for the others to add */
+    real *best;                         /* [R] largest logit of this rank's part of the vocabulary */
+    int32_t *best_id;                   /* [R] and its token, -1 = no part; drafted ids */
+    real *base;                         /* [draft_block, vocab] logits of all ranks; that of rank 0 is used */
+};
 
 /* workspace.c */
 uint64_t OP(workspace_bytes)(const cedar_config *c, const cedar_engine_opts *o, uint32_t workers);
@@ -87,7 +95,10 @@ void OP(forward_close)(void *self);
 /* to the attention input, window rows, compressor inputs */
 void OP(phase_before)(void *f, uint32_t item, uint32_t worker);
 void OP(phase_groups)(void *f, uint32_t item, uint32_t worker);     /* global rows and index keys */
-void OP(phase_after)(void *f, uint32_t item, uint32_t worker);      /* attention and MoE */
+void OP(phase_after)(void *f, uint32_t item, uint32_t worker);      /* attention and MoE, in one when alone; else: */
+void OP(phase_attention)(void *f, uint32_t item, uint32_t worker);
+void OP(phase_ffn)(void *f, uint32_t item, uint32_t worker);
+void OP(phase_finish)(void *f, uint32_t item, uint32_t worker);
 uint32_t OP(window_lo)(const OP(forward) *f, const cedar_plan_entry *e);
 
 /* indexer.c: top-k lists of a block's rows. qr_quantised [count, q_lora], x [count, D]. */
@@ -101,12 +112,24 @@ cedar_status OP(draft)(void *self, cedar_draft_item *items, uint32_t count, cons
 /* forward.c */
 void OP(run)(OP(forward) *f, uint32_t items, cedar_pool_fn fn);     /* over the pool; in order with a tap or a tape */
 void OP(set_active)(OP(forward) *f, const uint32_t *rows, uint32_t count);
+/* Attention and MoE of the active rows, with all ranks. False here and below = the group of ranks is broken. */
+bool OP(run_after)(OP(forward) *f, uint32_t items) CEDAR_USE_RESULT;
+bool OP(meet)(const OP(forward) *f) CEDAR_USE_RESULT;
+
+static inline uint32_t block_count(const OP(forward) *f) {
+    return (f->active_count + f->block_rows - 1) / f->block_rows;
+}
 
 /* Rows of block `item`: *count of them. */
 static inline const uint32_t *block_of(const OP(forward) *f, uint32_t item, int *count) {
     uint32_t first = item * f->block_rows, left = f->active_count - first;
     *count = (int)(left < f->block_rows ? left : f->block_rows);
     return f->active + first;
+}
+
+/* First token of this rank's part of the vocabulary. */
+static inline int64_t OP(head_first)(const OP(forward) *f) {
+    return f->env->rank ? f->env->rank->shard.vocab_first : 0;
 }
 
 /* The gain of a norm: vectors are always held decoded. */

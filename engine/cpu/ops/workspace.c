@@ -108,6 +108,11 @@ static void carve(arena *a, OP(forward) *f, const cedar_config *c, const cedar_e
     f->first_kept = take(a, o->step_seqs + 1, sizeof(uint32_t));
     f->first_row = take(a, o->step_seqs + 1, sizeof(uint32_t));
     f->groups = take(a, rows, sizeof *f->groups);
+    f->best = reals(a, rows);
+    f->best_id = take(a, rows, sizeof(int32_t));
+    for (int i = 0; i < 2 && o->gpus > 1; i++) f->part[i] = reals(a, rows * d);
+    if (o->gpus > 1) f->base = reals(a, (uint64_t)c->draft_block * (uint64_t)c->vocab);
+    if (o->gpus > 1) f->peers = take(a, o->gpus, sizeof *f->peers);
     f->workers = take(a, workers, sizeof *f->workers);
     for (uint32_t w = 0; w < workers; w++) carve_worker(a, f->workers ? f->workers + w : NULL, c, o);
 }
@@ -157,10 +162,11 @@ static cedar_status decode_visit(void *self, const cedar_tensor_info *t, cedar_e
     w->tensors++;
     if (!is_decoded(w->f, t, w->all)) return CEDAR_OK;
     bool vector = is_vector(w->f, t);
-    real *at = reals(w->a, vector ? (uint64_t)t->cols : panels_of(t->rows) * PANEL * (uint64_t)t->cols);
+    int64_t rows = t->slot->rows;   /* of a rank's head: not the whole vocabulary */
+    real *at = reals(w->a, vector ? (uint64_t)t->cols : panels_of(rows) * PANEL * (uint64_t)t->cols);
     if (!w->decoded) return CEDAR_OK;
     if (vector) OP(decode_row)(t->slot, 0, at);
-    for (int64_t r = 0; r < t->rows && !vector; r += PANEL) OP(decode_panel)(t->slot, r, at + r * t->cols, w->scratch);
+    for (int64_t r = 0; r < rows && !vector; r += PANEL) OP(decode_panel)(t->slot, r, at + r * t->cols, w->scratch);
     w->decoded[t->slot->index] = at;
     return CEDAR_OK;
 }
@@ -208,6 +214,11 @@ cedar_status OP(forward_open)(cedar_forward_env *env, void **self, cedar_err *er
         cedar_rope_frequencies(f->c, f->freq[0], f->freq[1]);
         st = decode_weights(f, err);
     }
+    const cedar_rank *rank = env->rank;
+    f->rank = rank ? rank->shard.rank : 0;
+    f->ranks = rank ? rank->shard.ranks : 1;
+    if (!st && rank && !cedar_ranks_share(rank->group, f->rank, f, (void **)f->peers))
+        st = cedar_ranks_error(rank->group, err);
     if (st) {
         OP(forward_close)(f);
         return st;

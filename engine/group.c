@@ -1,0 +1,462 @@
+/* Several ranks as one backend (engine/ranks.h): each has a thread and an instance of the inner backend, all execute
+ * the same plans. What the ranks hold alike is read from rank 0 and written on all; a page is written where it lies.
+ *
+ * A rank that fails, stalls or differs breaks the group: the step ends with a sentence that names it, and so does every
+ * later one. A rank that does not even come back then is left behind with all memory that it may still touch, since a
+ * thread cannot be ended from outside; the program should end. */
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/hash.h"
+#include "base/mem.h"
+#include "engine/backend.h"
+
+/* how long a broken group waits for ranks that are still at work */
+enum { GRACE_MS = 2000, LOOK_MS = 100 };
+
+typedef enum job { JOB_NONE, JOB_OPEN, JOB_STEP, JOB_DRAFT, JOB_CLOSE, JOB_QUIT } job;
+typedef enum fault { FAULT_NONE, FAULT_FAIL, FAULT_STALL, FAULT_DIFFER } fault;
+
+typedef struct group group;
+
+typedef struct member {
+    group *g;
+    cedar_rank rank;
+    uint64_t digest;
+    void *impl;                     /* of the inner backend */
+    pthread_t thread;
+    bool started, busy;
+    cedar_status st;                /* of opening */
+    cedar_err err;
+    int32_t *argmax;                /* [step_rows] */
+    cedar_draft_item *items;        /* [draft_items] ranks above 0: copies of the caller's, with ids of their own */
+    int32_t *ids;                   /* [draft_items, draft_block] */
+} member;
+
+struct group {
+    const cedar_backend *inner;
+    const cedar_model *model;
+    const cedar_engine_opts *opts;
+    const cedar_layout *layout;
+    uint32_t ranks, draft_items;
+    member *member;                 /* [ranks] */
+    cedar_ranks *meeting;
+    pthread_mutex_t lock;
+    pthread_cond_t posted, done;
+    uint64_t round;                 /* jobs posted */
+    job job;
+    bool abandoned;                 /* a rank did not come back */
+    uint64_t steps;
+    /* the drill */
+    fault fault;
+    uint32_t fault_rank;
+    uint64_t fault_step;
+    /* of the job, borrowed */
+    const cedar_step_plan *plan;
+    const cedar_seq_state *seqs;
+    cedar_step_out *out;
+    cedar_draft_item *items;
+    uint32_t item_count;
+    cedar_inject_fn inject;
+    void *inject_self;
+    double *injected;               /* [hc * hidden + hc] what rank 0's call gave */
+    bool injects;
+};
+
+/* --- one rank ----------------------------------------------------------------------------------------------------- */
+
+static void run_open(member *m) {
+    group *g = m->g;
+    m->st = g->inner->open(g->model, g->opts, g->layout, &m->rank, &m->impl, &m->err);
+    if (m->st) cedar_ranks_fail(g->meeting, m->rank.shard.rank, m->st, m->err.msg);
+}
+
+static uint64_t plan_hash(const cedar_step_plan *plan) {
+    uint64_t h = cedar_fold64((uint64_t)plan->cut, plan->entry_count);
+    for (uint32_t i = 0; i < plan->entry_count; i++) {
+        const cedar_plan_entry *e = &plan->entries[i];
+        const uint64_t words[] = { (uint64_t)e->seq, (uint64_t)e->kind, e->pos, e->rows, e->kept, e->replayed,
+                                   e->write_floor, e->logits, e->bounds.lo_encoder, e->bounds.lo_cut,
+                                   e->bounds.lo_late };
+        for (size_t k = 0; k < sizeof words / sizeof *words; k++) h = cedar_fold64(h, words[k]);
+        for (uint32_t k = 0; k < e->rows; k++) h = cedar_fold64(h, (uint64_t)e->tokens[k]);
+    }
+    return h;
+}
+
+static uint64_t fold_ids(uint64_t h, const int32_t *ids, uint64_t count) {
+    for (uint64_t i = 0; i < count; i++) h = cedar_fold64(h, (uint64_t)ids[i]);
+    return h;
+}
+
+/* The planted fault of this step, if it is this rank's. */
+static fault drill(const member *m) {
+    const group *g = m->g;
+    return g->fault_rank == m->rank.shard.rank && g->fault_step == g->steps ? g->fault : FAULT_NONE;
+}
+
+static void stall(void) {
+    for (;;) pause();
+}
+
+static void run_step(member *m) {
+    group *g = m->g;
+    const cedar_step_plan *plan = g->plan;
+    uint32_t rank = m->rank.shard.rank;
+    fault planted = drill(m);
+    if (planted == FAULT_STALL) stall();
+    if (planted == FAULT_FAIL) {
+        cedar_ranks_fail(g->meeting, rank, CEDAR_E_LIVENESS, "planted by CEDAR_RANK_FAULT");
+        return;
+    }
+    if (!cedar_ranks_agree(g->meeting, rank, plan_hash(plan), "executes another plan than rank 0")) return;
+    /* tokens are made on every rank, so that they can be compared; logits are the same on all, and one is enough; all
+     * ranks run the head, or none */
+    cedar_step_out out = { .logits = rank || !plan->logits ? NULL : g->out->logits,
+                           .argmax = plan->logits ? m->argmax : NULL };
+    m->digest = 0;
+    cedar_step_begin("a step");
+    cedar_status st = g->inner->step(m->impl, plan, g->seqs, &out, &m->err);
+    cedar_step_end();
+    if (st) {
+        cedar_ranks_fail(g->meeting, rank, st, m->err.msg);
+        return;
+    }
+    uint64_t result = fold_ids(m->digest, m->argmax, plan->logits) ^ (planted == FAULT_DIFFER);
+    (void)cedar_ranks_agree(g->meeting, rank, result, "has other results than rank 0");
+}
+
+static void run_draft(member *m) {
+    group *g = m->g;
+    uint32_t rank = m->rank.shard.rank, block = (uint32_t)g->model->config.draft_block;
+    cedar_draft_item *items = g->items;
+    if (rank) {
+        items = m->items;
+        for (uint32_t i = 0; i < g->item_count; i++)
+            items[i] = (cedar_draft_item){ .seq = g->items[i].seq, .token = g->items[i].token,
+                                           .forced = g->items[i].forced, .ids = m->ids + (size_t)i * block };
+    }
+    m->digest = 0;
+    cedar_step_begin("a draft");
+    cedar_status st = g->inner->draft(m->impl, items, g->item_count, g->seqs, &m->err);
+    cedar_step_end();
+    if (st) {
+        cedar_ranks_fail(g->meeting, rank, st, m->err.msg);
+        return;
+    }
+    uint64_t result = m->digest;
+    for (uint32_t i = 0; i < g->item_count; i++) result = fold_ids(result, items[i].ids, block);
+    (void)cedar_ranks_agree(g->meeting, rank, result, "drafts other tokens than rank 0");
+}
+
+static void run_job(member *m, job j) {
+    switch (j) {
+    case JOB_OPEN: run_open(m); return;
+    case JOB_STEP: run_step(m); return;
+    case JOB_DRAFT: run_draft(m); return;
+    case JOB_CLOSE:
+        if (m->impl) m->g->inner->close(m->impl);
+        m->impl = NULL;
+        return;
+    case JOB_NONE: case JOB_QUIT: return;
+    }
+}
+
+static void *rank_main(void *arg) {
+    member *m = arg;
+    group *g = m->g;
+    uint64_t seen = 0;
+    for (job j = JOB_NONE; j != JOB_QUIT;) {
+        pthread_mutex_lock(&g->lock);
+        while (g->round == seen) pthread_cond_wait(&g->posted, &g->lock);
+        seen = g->round;
+        j = g->job;
+        pthread_mutex_unlock(&g->lock);
+        run_job(m, j);
+        pthread_mutex_lock(&g->lock);
+        m->busy = false;
+        pthread_cond_signal(&g->done);
+        pthread_mutex_unlock(&g->lock);
+    }
+    return NULL;
+}
+
+/* --- all of them -------------------------------------------------------------------------------------------------- */
+
+/* The lock is held. */
+static bool any_busy(const group *g) {
+    for (uint32_t r = 0; r < g->ranks; r++)
+        if (g->member[r].busy) return true;
+    return false;
+}
+
+/* The lock is held. Waits for all ranks; in a broken group for a while only, but when opening or closing, which end. */
+static void await(group *g, job j) {
+    int64_t broken_at = 0;
+    while (any_busy(g)) {
+        int64_t now = cedar_now_ns(), until = now + LOOK_MS * 1000000ll;
+        bool patient = j == JOB_OPEN || j == JOB_CLOSE;
+        if (!patient && cedar_ranks_broken(g->meeting)) {
+            if (!broken_at) broken_at = now;
+            if (now - broken_at > GRACE_MS * 1000000ll) {
+                g->abandoned = true;
+                return;
+            }
+        }
+        struct timespec at = { .tv_sec = until / 1000000000, .tv_nsec = until % 1000000000 };
+        pthread_cond_timedwait(&g->done, &g->lock, &at);
+    }
+}
+
+/* Runs a job on all ranks and returns when they are done. */
+static void post(group *g, job j) {
+    pthread_mutex_lock(&g->lock);
+    g->job = j;
+    g->round++;
+    for (uint32_t r = 0; r < g->ranks; r++) g->member[r].busy = g->member[r].started;
+    pthread_cond_broadcast(&g->posted);
+    await(g, j);
+    pthread_mutex_unlock(&g->lock);
+}
+
+static void free_members(group *g) {
+    for (uint32_t r = 0; g->member && r < g->ranks; r++) {
+        cedar_free(g->member[r].argmax);
+        cedar_free(g->member[r].items);
+        cedar_free(g->member[r].ids);
+    }
+    cedar_free(g->member);
+}
+
+static void group_close(void *self) {
+    group *g = self;
+    if (g->abandoned) return;       /* the rank that was left behind may still touch everything */
+    if (g->member) {
+        post(g, JOB_CLOSE);
+        post(g, JOB_QUIT);
+    }
+    for (uint32_t r = 0; g->member && r < g->ranks; r++)
+        if (g->member[r].started) pthread_join(g->member[r].thread, NULL);
+    pthread_mutex_destroy(&g->lock);
+    pthread_cond_destroy(&g->posted);
+    pthread_cond_destroy(&g->done);
+    cedar_ranks_close(g->meeting);
+    free_members(g);
+    cedar_free(g->injected);
+    cedar_free(g);
+}
+
+/* CEDAR_RANK_FAULT=RANK:STEP:fail|stall|differ, for drills. */
+static cedar_status read_fault(group *g, cedar_err *err) {
+    static const char *const names[] = { [FAULT_FAIL] = "fail", [FAULT_STALL] = "stall", [FAULT_DIFFER] = "differ" };
+    const char *text = getenv("CEDAR_RANK_FAULT");
+    char what[16] = "";
+    unsigned long long step = 0;
+    unsigned rank = 0;
+    if (!text || !*text) return CEDAR_OK;
+    int end = 0;
+    if (sscanf(text, "%u:%llu:%15[a-z]%n", &rank, &step, what, &end) == 3 && !text[end] && rank < g->ranks && step > 0)
+        for (int f = FAULT_FAIL; f <= FAULT_DIFFER; f++)
+            if (!strcmp(what, names[f])) g->fault = (fault)f;
+    if (!g->fault)
+        return cedar_fail(err, CEDAR_E_ARG,
+                          "CEDAR_RANK_FAULT is \"%.64s\"; it must be RANK:STEP:WHAT with a rank below %u, a step "
+                          "from 1 on, and fail, stall or differ",
+                          text, g->ranks);
+    g->fault_rank = rank;
+    g->fault_step = step;
+    return CEDAR_OK;
+}
+
+static cedar_status take_members(group *g, cedar_err *err) {
+    const cedar_config *c = &g->model->config;
+    g->draft_items = g->opts->seq_count;
+    g->member = cedar_calloc(g->ranks, sizeof *g->member);
+    g->injected = cedar_calloc((size_t)c->hc * (size_t)c->hidden + (size_t)c->hc, sizeof *g->injected);
+    bool taken = g->member && g->injected;
+    for (uint32_t r = 0; r < g->ranks && taken; r++) {
+        member *m = &g->member[r];
+        m->g = g;
+        m->rank = (cedar_rank){ .group = g->meeting, .digest = &m->digest };
+        cedar_status st = cedar_shard_make(c, r, g->ranks, &m->rank.shard, err);
+        if (st) return st;
+        m->argmax = cedar_calloc(g->opts->step_rows, sizeof *m->argmax);
+        m->items = cedar_calloc(g->draft_items, sizeof *m->items);
+        m->ids = cedar_calloc((size_t)g->draft_items * (size_t)c->draft_block, sizeof *m->ids);
+        taken = m->argmax && m->items && m->ids;
+    }
+    return taken ? CEDAR_OK : cedar_fail(err, CEDAR_E_OOM, "no memory for %u ranks", g->ranks);
+}
+
+static cedar_status start_threads(group *g, cedar_err *err) {
+    for (uint32_t r = 0; r < g->ranks; r++) {
+        member *m = &g->member[r];
+        if (pthread_create(&m->thread, NULL, rank_main, m))
+            return cedar_fail(err, CEDAR_E_OOM, "the system gave %u of the %u threads of the ranks", r, g->ranks);
+        m->started = true;
+    }
+    return CEDAR_OK;
+}
+
+static void init_sync(group *g) {
+    pthread_condattr_t attr;
+    pthread_condattr_init(&attr);
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    pthread_mutex_init(&g->lock, NULL);
+    pthread_cond_init(&g->posted, NULL);
+    pthread_cond_init(&g->done, &attr);
+    pthread_condattr_destroy(&attr);
+}
+
+static cedar_status group_open(const cedar_model *m, const cedar_engine_opts *o, const cedar_layout *l,
+                               const cedar_rank *rank, void **self, cedar_err *err) {
+    CEDAR_ASSERT(!rank);
+    group *g = cedar_calloc(1, sizeof *g);
+    if (!g) return cedar_fail(err, CEDAR_E_OOM, "no memory for a group of ranks");
+    *g = (group){ .inner = cedar_backend_find(o->backend), .model = m, .opts = o, .layout = l, .ranks = o->gpus };
+    init_sync(g);
+    cedar_status st = read_fault(g, err);
+    if (!st) st = cedar_ranks_open(g->ranks, CEDAR_RANKS_LIMIT_NS, &g->meeting, err);
+    if (!st) st = take_members(g, err);
+    if (!st) st = start_threads(g, err);
+    if (!st) {
+        post(g, JOB_OPEN);
+        st = cedar_ranks_error(g->meeting, err);
+    }
+    if (st) {
+        group_close(g);
+        return st;
+    }
+    *self = g;
+    return CEDAR_OK;
+}
+
+static cedar_status group_step(void *self, const cedar_step_plan *plan, const cedar_seq_state *seqs,
+                               cedar_step_out *out, cedar_err *err) {
+    group *g = self;
+    if (cedar_ranks_broken(g->meeting)) return cedar_ranks_error(g->meeting, err);
+    g->plan = plan;
+    g->seqs = seqs;
+    g->out = out;
+    cedar_ranks_now(g->meeting, "step", ++g->steps);
+    post(g, JOB_STEP);
+    if (cedar_ranks_broken(g->meeting)) return cedar_ranks_error(g->meeting, err);
+    if (out->argmax && plan->logits) memcpy(out->argmax, g->member[0].argmax, plan->logits * sizeof *out->argmax);
+    return CEDAR_OK;
+}
+
+static cedar_status group_draft(void *self, cedar_draft_item *items, uint32_t count, const cedar_seq_state *seqs,
+                                cedar_err *err) {
+    group *g = self;
+    g->seqs = seqs;
+    for (uint32_t first = 0; first < count && !cedar_ranks_broken(g->meeting); first += g->item_count) {
+        g->items = items + first;
+        g->item_count = count - first < g->draft_items ? count - first : g->draft_items;
+        cedar_ranks_now(g->meeting, "the drafts behind step", g->steps);
+        post(g, JOB_DRAFT);
+    }
+    return cedar_ranks_error(g->meeting, err);
+}
+
+/* --- what is called for the ranks that hold the bytes ------------------------------------------------------------- */
+
+static void group_seq_reset(void *self, int32_t seq) {
+    group *g = self;
+    for (uint32_t r = 0; r < g->ranks && !g->abandoned; r++) g->inner->seq_reset(g->member[r].impl, seq);
+}
+
+static void group_page_copy(void *self, int32_t to, int32_t from) {
+    group *g = self;
+    if (!g->abandoned) g->inner->page_copy(g->member[(uint32_t)to % g->ranks].impl, to, from);
+}
+
+static uint64_t group_snap_bytes(const void *self) {
+    const group *g = self;
+    return g->inner->snap_bytes(g->member[0].impl);
+}
+
+static void group_snap_save(const void *self, int32_t seq, uint32_t pos, uint8_t *buf) {
+    const group *g = self;
+    if (!g->abandoned) g->inner->snap_save(g->member[0].impl, seq, pos, buf);
+}
+
+static void group_snap_load(void *self, int32_t seq, uint32_t pos, const uint8_t *buf) {
+    group *g = self;
+    for (uint32_t r = 0; r < g->ranks && !g->abandoned; r++) g->inner->snap_load(g->member[r].impl, seq, pos, buf);
+}
+
+/* All that a tap sees is the same on every rank. */
+static void group_tap(void *self, cedar_tap_fn fn, void *tap_self) {
+    group *g = self;
+    g->inner->tap(g->member[0].impl, fn, tap_self);
+}
+
+/* The hook is called once a row, by rank 0; the others get what it gave. */
+static bool inject_on_all(void *self, int32_t layer, int32_t seq, uint32_t pos, double *h, double *pre) {
+    member *m = self;
+    group *g = m->g;
+    const cedar_config *c = &g->model->config;
+    uint32_t rank = m->rank.shard.rank;
+    size_t width = (size_t)c->hc * (size_t)c->hidden;
+    if (rank == 0) {
+        g->injects = g->inject(g->inject_self, layer, seq, pos, h, pre);
+        memcpy(g->injected, h, width * sizeof *h);
+        memcpy(g->injected + width, pre, (size_t)c->hc * sizeof *pre);
+    }
+    if (!cedar_ranks_meet(g->meeting, rank)) return false;
+    bool injects = g->injects;
+    if (rank && injects) {
+        memcpy(h, g->injected, width * sizeof *h);
+        memcpy(pre, g->injected + width, (size_t)c->hc * sizeof *pre);
+    }
+    /* the next row's waits until all have this one's */
+    return cedar_ranks_meet(g->meeting, rank) && injects;
+}
+
+static void group_inject(void *self, cedar_inject_fn fn, void *inject_self) {
+    group *g = self;
+    g->inject = fn;
+    g->inject_self = inject_self;
+    for (uint32_t r = 0; r < g->ranks; r++)
+        g->inner->inject(g->member[r].impl, fn ? inject_on_all : NULL, &g->member[r]);
+}
+
+/* Every rank can read every page. */
+static void group_read_entries(const void *self, int32_t page, int32_t part, uint32_t first, uint32_t count,
+                               uint8_t *kv, uint8_t *index) {
+    const group *g = self;
+    g->inner->read_entries(g->member[0].impl, page, part, first, count, kv, index);
+}
+
+static void group_read_open(const void *self, int32_t seq, int32_t part, uint32_t pos, double *kvf, double *score) {
+    const group *g = self;
+    g->inner->read_open(g->member[0].impl, seq, part, pos, kvf, score);
+}
+
+static void group_poison(void *self, int32_t seq, uint32_t ring, uint32_t lo, uint32_t hi) {
+    group *g = self;
+    for (uint32_t r = 0; r < g->ranks && !g->abandoned; r++) g->inner->poison(g->member[r].impl, seq, ring, lo, hi);
+}
+
+const cedar_backend cedar_backend_group = {
+    .name = "group",
+    .open = group_open,
+    .close = group_close,
+    .seq_reset = group_seq_reset,
+    .page_copy = group_page_copy,
+    .step = group_step,
+    .draft = group_draft,
+    .snap_bytes = group_snap_bytes,
+    .snap_save = group_snap_save,
+    .snap_load = group_snap_load,
+    .tap = group_tap,
+    .inject = group_inject,
+    .read_entries = group_read_entries,
+    .read_open = group_read_open,
+    .poison = group_poison,
+};

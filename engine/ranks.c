@@ -1,0 +1,190 @@
+/* The meeting place: one barrier with a limit, and what is exchanged at it. */
+#include "engine/ranks.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <time.h>
+
+#include "base/clock.h"
+#include "base/mem.h"
+
+typedef struct place {
+    bool here;                  /* waits at the present meeting */
+    int64_t left_ns;            /* when it left the last one */
+    uint64_t value;             /* brought to agree */
+    void *pointer;              /* brought to share */
+} place;
+
+struct cedar_ranks {
+    uint32_t ranks;
+    int64_t limit_ns;
+    pthread_mutex_t lock;
+    pthread_cond_t moved;       /* a meeting is complete, or the group is broken */
+    place *place;               /* [ranks] */
+    uint32_t here;
+    uint64_t round;             /* meetings completed */
+    const char *what;
+    uint64_t number;
+    _Atomic bool broken;
+    cedar_err why;
+};
+
+cedar_status cedar_ranks_open(uint32_t ranks, int64_t limit_ns, cedar_ranks **out, cedar_err *err) {
+    cedar_ranks *g = cedar_calloc(1, sizeof *g);
+    place *p = cedar_calloc(ranks, sizeof *p);
+    if (!g || !p) {
+        cedar_free(g);
+        cedar_free(p);
+        return cedar_fail(err, CEDAR_E_OOM, "no memory for a group of %u ranks", ranks);
+    }
+    *g = (cedar_ranks){ .ranks = ranks, .limit_ns = limit_ns, .place = p, .what = "opening" };
+    pthread_mutex_init(&g->lock, NULL);
+    pthread_condattr_t attr;
+    pthread_condattr_init(&attr);
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    pthread_cond_init(&g->moved, &attr);
+    pthread_condattr_destroy(&attr);
+    *out = g;
+    return CEDAR_OK;
+}
+
+void cedar_ranks_close(cedar_ranks *g) {
+    if (!g) return;
+    pthread_mutex_destroy(&g->lock);
+    pthread_cond_destroy(&g->moved);
+    cedar_free(g->place);
+    cedar_free(g);
+}
+
+uint32_t cedar_ranks_count(const cedar_ranks *g) { return g->ranks; }
+
+/* "step 5"; opening has no number. */
+static const char *doing(const cedar_ranks *g, char text[64]) {
+    if (g->number) snprintf(text, 64, "%.32s %llu", g->what, (unsigned long long)g->number);
+    else snprintf(text, 64, "%.32s", g->what);
+    return text;
+}
+
+/* The lock is held. The first reason stays. */
+static void break_group(cedar_ranks *g, const cedar_err *why) {
+    if (atomic_load(&g->broken)) return;
+    g->why = *why;
+    atomic_store(&g->broken, true);
+    pthread_cond_broadcast(&g->moved);
+}
+
+static uint32_t first_missing(const cedar_ranks *g) {
+    uint32_t r = 0;
+    while (r < g->ranks && g->place[r].here) r++;
+    return r;
+}
+
+static void break_late(cedar_ranks *g, int64_t waited_ns) {
+    cedar_err why;
+    char text[64];
+    uint32_t late = first_missing(g);
+    (void)cedar_fail(&why, CEDAR_E_LIVENESS, "rank %u of %u stalled at %s: the others have waited %.1f s for it", late,
+                     g->ranks, doing(g, text), (double)waited_ns / 1e9);
+    break_group(g, &why);
+}
+
+static struct timespec at_time(int64_t ns) {
+    return (struct timespec){ .tv_sec = (time_t)(ns / 1000000000), .tv_nsec = (long)(ns % 1000000000) };
+}
+
+/* The lock is held. Waits until the meeting is complete or the group broken. limit_ns 0: for ever. */
+static void wait_for_others(cedar_ranks *g, uint64_t round, int64_t limit_ns) {
+    int64_t start = cedar_now_ns();
+    struct timespec until = at_time(start + limit_ns);
+    while (g->round == round && !atomic_load(&g->broken)) {
+        if (!limit_ns) pthread_cond_wait(&g->moved, &g->lock);
+        else if (pthread_cond_timedwait(&g->moved, &g->lock, &until) == ETIMEDOUT && g->round == round)
+            break_late(g, cedar_now_ns() - start);
+    }
+}
+
+/* All are here, the lock is held: do they agree? */
+static void compare(cedar_ranks *g, const char *what) {
+    for (uint32_t r = 1; r < g->ranks; r++) {
+        if (g->place[r].value == g->place[0].value) continue;
+        cedar_err why;
+        char text[64];
+        (void)cedar_fail(&why, CEDAR_E_DIVERGED, "rank %u of %u %s at %s", r, g->ranks, what, doing(g, text));
+        break_group(g, &why);
+        return;
+    }
+}
+
+/* The lock is held. */
+static bool arrive(cedar_ranks *g, uint32_t rank, bool limited, const char *agree) {
+    if (atomic_load(&g->broken)) return false;
+    place *p = &g->place[rank];
+    uint64_t round = g->round;
+    int64_t worked = cedar_now_ns() - p->left_ns;
+    p->here = true;
+    if (++g->here == g->ranks) {
+        if (agree) compare(g, agree);
+        for (uint32_t r = 0; r < g->ranks; r++) g->place[r].here = false;
+        g->here = 0;
+        g->round++;
+        pthread_cond_broadcast(&g->moved);
+    } else {
+        wait_for_others(g, round, limited ? g->limit_ns + 4 * worked : 0);
+    }
+    p->left_ns = cedar_now_ns();
+    return !atomic_load(&g->broken);
+}
+
+bool cedar_ranks_meet(cedar_ranks *g, uint32_t rank) {
+    pthread_mutex_lock(&g->lock);
+    bool whole = arrive(g, rank, true, NULL);
+    pthread_mutex_unlock(&g->lock);
+    return whole;
+}
+
+bool cedar_ranks_agree(cedar_ranks *g, uint32_t rank, uint64_t value, const char *what) {
+    pthread_mutex_lock(&g->lock);
+    g->place[rank].value = value;
+    bool whole = arrive(g, rank, true, what);
+    pthread_mutex_unlock(&g->lock);
+    return whole;
+}
+
+bool cedar_ranks_share(cedar_ranks *g, uint32_t rank, void *mine, void **all) {
+    pthread_mutex_lock(&g->lock);
+    g->place[rank].pointer = mine;
+    bool whole = arrive(g, rank, false, NULL);
+    for (uint32_t r = 0; r < g->ranks && whole; r++) all[r] = g->place[r].pointer;
+    /* nobody posts the next pointer before all have read this one */
+    whole = whole && arrive(g, rank, false, NULL);
+    pthread_mutex_unlock(&g->lock);
+    return whole;
+}
+
+void cedar_ranks_fail(cedar_ranks *g, uint32_t rank, cedar_status code, const char *message) {
+    cedar_err why;
+    char text[64];
+    pthread_mutex_lock(&g->lock);
+    (void)cedar_fail(&why, code, "rank %u of %u failed at %s: %s", rank, g->ranks, doing(g, text), message);
+    break_group(g, &why);
+    pthread_mutex_unlock(&g->lock);
+}
+
+bool cedar_ranks_broken(const cedar_ranks *g) { return atomic_load(&g->broken); }
+
+cedar_status cedar_ranks_error(const cedar_ranks *g, cedar_err *err) {
+    /* the reason is written once, before the flag */
+    if (!atomic_load(&g->broken)) return CEDAR_OK;
+    return cedar_fail(err, g->why.code, "%s", g->why.msg);
+}
+
+void cedar_ranks_now(cedar_ranks *g, const char *what, uint64_t number) {
+    pthread_mutex_lock(&g->lock);
+    g->what = what;
+    g->number = number;
+    int64_t now = cedar_now_ns();
+    for (uint32_t r = 0; r < g->ranks; r++) g->place[r].left_ns = now;
+    pthread_mutex_unlock(&g->lock);
+}
