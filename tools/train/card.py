@@ -58,13 +58,14 @@ Measured with `cedar score` in exact mode ({r['backend']}, {r['arith']}; {r['ver
              f"{whole['bits_per_byte']:.3f}"), ("xz -9 on the same bytes, joined", f"{r['xz9_bits_per_byte']:.3f}")]
     rows += [(f"{kind} tasks of {r['task_tokens']:,} tokens solved, of {r['tasks']}", f"{100 * whole[kind]:.0f} %")
              for kind in ("needle", "copy")]
-    ablations = [("without", f"bits per byte ({r['ablation_bytes']:,} bytes)", "needle", "copy")]
+    kinds = ("needle", "copy") if r["ablation_tasks"] else ()
+    ablations = [("without", f"bits per byte ({r['ablation_bytes']:,} bytes)", *kinds)]
     for name in ("whole", *("without " + m for m in MECHANISMS)):
         e = r[name]
         ablations.append((name.replace("without ", "") if name != "whole" else "nothing",
-                          f"{e['ablation_bits_per_byte']:.3f}", f"{100 * e['needle']:.0f} %",
-                          f"{100 * e['copy']:.0f} %"))
-    return f"{head}\n\n{table(rows)}\n\n{table(ablations)}\n\nAblated: {r['ablation_tasks']} tasks of each kind."
+                          f"{e['ablation_bits_per_byte']:.3f}", *(f"{100 * e[kind]:.0f} %" for kind in kinds)))
+    end = f"\n\nAblated: {r['ablation_tasks']} tasks of each kind." if kinds else ""
+    return f"{head}\n\n{table(rows)}\n\n{table(ablations)}{end}"
 
 
 def limits_part(config):
