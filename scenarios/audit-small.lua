@@ -3,7 +3,7 @@
 -- Time      about ten minutes on two cores, no GPU.
 -- Plays     models/small (16 layers, window 128, trained on bytes) over models/small/documents.json: 20 held-out texts
 --           and 12 transcripts of 2,000 tokens in four turns, each turn hitting at the previous turn's end; then the
---           controls C1 to C4 on the first two of them.
+--           controls C1 to C4 on the first two of them, three turns each.
 -- Look at   the controls first: C1 and C2 must be exactly 0, C3 must fall with the replay length, C4 must be seen. Then
 --           the arms, their intervals over documents and the verdicts against the margins below, which were fixed
 --           before the audit was run; KL by offset and by turn.
@@ -12,10 +12,11 @@
 --   python3 tools/train/documents.py CORPUS.xz build/documents.json --texts 40 --transcripts 40 --tokens 8000
 --   cedar run scenarios/audit-small.lua documents=build/documents.json
 
--- docs: at most so many of the file's.
-local function play(label, docs, arms)
+-- At most so many documents of the file, and turns of each.
+local function play(label, docs, turns, arms)
   local r = audit {
-    label = label, model = "models/small", documents = "models/small/documents.json", docs = docs, turns = 4,
+    label = label, model = "models/small", documents = "models/small/documents.json", docs = docs,
+    turns = turns,
     arms = arms, margin_kl = 0.001, margin_dlogp = 0.001, margin_top1 = 0.001,
   }
   for _, a in ipairs(r.arms) do
@@ -30,11 +31,11 @@ local function play(label, docs, arms)
   return r.arms
 end
 
-local arms = play("small", 1000, { "encoder", "decoder", "both" })
+local arms = play("small", 1000, 4, { "encoder", "decoder", "both" })
 expect { what = "decoder replay leaves the cache alone", value = arms["decoder"].global_differ, eq = 0 }
 expect { what = "encoder replay is not exact", value = arms["encoder"].kl_lo > 0, eq = true }
 
-local controls = play("small, controls", 2, {
+local controls = play("small, controls", 2, 3, {
   "exact chunk=96", "encoder rows=halo", "decoder keep=halo",                   -- C1, C2
   "encoder rows=0", "encoder", "encoder rows=384", "stale",                     -- C3, C4
 })
