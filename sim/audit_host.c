@@ -1,11 +1,15 @@
 /* What an audit needs from the rest of cedar: the model, and documents from traces. */
 #include "sim/audit_host.h"
 
+#include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/mem.h"
 #include "sim/run_int.h"
 #include "sim/sim_int.h"
+
+enum { PATH_BYTES = 2048 };
 
 /* --- documents from traces ---------------------------------------------------------------------------------------- */
 
@@ -108,6 +112,15 @@ static cedar_status shared_options(const cedar_audit_opts *o, cedar_run_opts **o
     return st;
 }
 
+/* A file of documents as given, else the same under data_dir, as for traces. */
+static cedar_status docs_from_file(const cedar_audit_opts *o, const char *data_dir, const cedar_config *c,
+                                   cedar_audit_docs **out, cedar_err *err) {
+    char path[PATH_BYTES];
+    int n = snprintf(path, sizeof path, "%s/%s", data_dir ? data_dir : ".", o->documents);
+    bool here = access(o->documents, R_OK) == 0 || n >= PATH_BYTES || access(path, R_OK) != 0;
+    return cedar_audit_docs_file(o, here ? o->documents : path, c, out, err);
+}
+
 static cedar_status make_docs(const cedar_audit_opts *o, const cedar_run_opts *shared, const cedar_config *c,
                               const cedar_audit_setting *s, cedar_audit_docs **out, char what[256], cedar_err *err) {
     if (*o->documents && *o->trace)
@@ -115,7 +128,7 @@ static cedar_status make_docs(const cedar_audit_opts *o, const cedar_run_opts *s
                           o->documents, o->trace);
     if (*o->documents) {
         snprintf(what, 256, "those of %.240s", o->documents);
-        return cedar_audit_docs_file(o, o->documents, c, out, err);
+        return docs_from_file(o, s->data_dir, c, out, err);
     }
     if (!*o->trace) {
         snprintf(what, 256, "made from seed %llu, pattern %s", (unsigned long long)o->seed, o->pattern);

@@ -272,6 +272,9 @@ LUA
     exits "replay plays audits again" 0 '2 runs, all the same' "$cedar" replay "$out/audit.db"
     sqlite3 "$out/audit2.db" "UPDATE audits SET result_hash = '0123456789abcdef' WHERE audit_id = 1"
     exits "and finds another result: 4" 4 'DIFFERENT' "$cedar" replay "$out/audit2.db"
+    echo 'audit { documents = "models/small/documents.json", docs = 1, turns = 1, arms = { "exact" } }' >"$out/docs.lua"
+    exits "documents below the data folder" 0 'wrote' \
+        env CEDAR_HOME="$root" sh -c 'cd / && "$1" run -q "$2/docs.lua" -o "$2/docs.db"' - "$cedar" "$out"
     exits "their report" 0 'Audit: arms against controls' "$cedar" report "$out/audit.db" --text
     exits "their page" 0 'wrote' "$cedar" report "$out/audit.db" -o "$out/audit.html"
     exits "their rows as CSV" 0 '^1,2,encoder,' "$cedar" report "$out/audit.db" --csv v_audit

@@ -1,7 +1,7 @@
 """Writes the card of a trained model; every figure comes from a file that a measurement wrote.
 
     card.py MODEL --manifest CORPUS.json --log DIR/log.jsonl --results RESULTS.json [--check CHECK.txt]
-            [--conditions TEXT]
+            [--step-tokens 32768] [--conditions TEXT]
 
 MODEL/README.md is written. A number that was not measured is not written.
 """
@@ -31,15 +31,15 @@ def data_part(manifest):
 `tools/train/data.py`."""
 
 
-def training_part(log):
-    steps = [l for l in log if "loss" in l]
+def training_part(log, step_tokens):
+    losses = [l for l in log if "loss" in l]
     end = next((l for l in reversed(log) if "held_out_bpb" in l), None)
-    seen = sum(l["tokens_s"] * (l["seconds"] - b["seconds"]) for b, l in zip(steps, steps[1:]))
-    if not steps:
+    if not losses:
         return "## Training\n\nThe log has no step."
-    last = steps[-1]
-    lines = [("what", "measured"), ("steps", f"{last['step']:,}"), ("seconds", f"{last['seconds']:,.0f}"),
-             ("tokens, about", f"{seen / 1e6:,.0f} million"), ("tokens a second, last", f"{last['tokens_s']:,}"),
+    last, steps = losses[-1], log[-1]["step"]
+    lines = [("what", "measured"), ("steps", f"{steps:,}"), ("seconds, with compiling and the export",
+             f"{log[-1]['seconds']:,.0f}"), ("tokens", f"{steps * step_tokens / 1e6:,.1f} million"),
+             ("tokens a second, last", f"{last['tokens_s']:,}"),
              ("loss of text, last, nats a byte", f"{last['plain']:.3f}"),
              ("indexer's KL, last, nats", f"{last['index']:.3f}")]
     if end:
@@ -58,13 +58,14 @@ Measured with `cedar score` in exact mode ({r['backend']}, {r['arith']}; {r['ver
              f"{whole['bits_per_byte']:.3f}"), ("xz -9 on the same bytes, joined", f"{r['xz9_bits_per_byte']:.3f}")]
     rows += [(f"{kind} tasks of {r['task_tokens']:,} tokens solved, of {r['tasks']}", f"{100 * whole[kind]:.0f} %")
              for kind in ("needle", "copy")]
-    ablations = [("without", f"bits per byte ({r['ablation_bytes']:,} bytes)", "needle", "copy")]
+    kinds = ("needle", "copy") if r["ablation_tasks"] else ()
+    ablations = [("without", f"bits per byte ({r['ablation_bytes']:,} bytes)", *kinds)]
     for name in ("whole", *("without " + m for m in MECHANISMS)):
         e = r[name]
         ablations.append((name.replace("without ", "") if name != "whole" else "nothing",
-                          f"{e['ablation_bits_per_byte']:.3f}", f"{100 * e['needle']:.0f} %",
-                          f"{100 * e['copy']:.0f} %"))
-    return f"{head}\n\n{table(rows)}\n\n{table(ablations)}\n\nAblated: {r['ablation_tasks']} tasks of each kind."
+                          f"{e['ablation_bits_per_byte']:.3f}", *(f"{100 * e[kind]:.0f} %" for kind in kinds)))
+    end = f"\n\nAblated: {r['ablation_tasks']} tasks of each kind." if kinds else ""
+    return f"{head}\n\n{table(rows)}\n\n{table(ablations)}{end}"
 
 
 def limits_part(config):
@@ -85,6 +86,7 @@ def main():
     a.add_argument("--log", required=True)
     a.add_argument("--results", required=True)
     a.add_argument("--check", help="what check.py printed")
+    a.add_argument("--step-tokens", type=int, default=32768, help="train.py's --tokens")
     a.add_argument("--conditions", default="", help="one sentence: date, commit, machine, command")
     a = a.parse_args()
     load = lambda path: json.load(open(path))
@@ -92,7 +94,7 @@ def main():
     name = os.path.basename(os.path.normpath(a.model))
     parts = [f"# {name}: a small trained model of the DeepSeek-V4.1 architecture\n\n"
              f"{size / 1e6:.1f} MB, FP8 dense weights, FP4 experts. {a.conditions}".rstrip(),
-             data_part(load(a.manifest)), training_part([json.loads(l) for l in open(a.log)]),
+             data_part(load(a.manifest)), training_part([json.loads(l) for l in open(a.log)], a.step_tokens),
              results_part(load(a.results))]
     if a.check:
         parts.append("## The export\n\n```\n" + open(a.check).read().strip() + "\n```")

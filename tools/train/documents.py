@@ -1,11 +1,13 @@
 """Documents for an audit (its option `documents`): held-out text in turns, and agent transcripts over held-out text.
 
-    documents.py CORPUS.xz OUT.json [--texts 40] [--transcripts 40] [--turns 4] [--tokens 4000]
+    documents.py CORPUS.xz OUT.json [--texts 40] [--transcripts 40] [--turns 4] [--tokens 4000] [--answer 1/8]
 
-A text is cut into turns of equal length, the last eighth of each being the forced answer. In a transcript, the answers
-are what the assistant writes, several calls and their results to a turn.
+A text is cut into turns of equal length; the end of each, an eighth or what --answer says, is the forced answer. In a
+transcript, the answers are what the assistant writes, several calls and their results to a turn. Both kinds are spread
+over the file, so that its first documents are some of each.
 """
 import argparse
+import fractions
 import json
 
 import numpy as np
@@ -13,11 +15,11 @@ import numpy as np
 import data
 
 
-def text(name, content, turns, tokens):
-    """One held-out document."""
+def text(name, content, turns, tokens, share):
+    """One held-out document; share: of a turn, that is its answer."""
     ids = data.tokens([(content[:tokens - 1], 1.)])[0]
     ends = [len(ids) * (k + 1) // turns for k in range(turns)]
-    prompts = [e - len(ids) // turns // 8 for e in ends]
+    prompts = [e - int(len(ids) // turns * share) for e in ends]
     return {"name": name[-60:], "tokens": ids.tolist(), "prompts": prompts, "ends": ends}
 
 
@@ -39,11 +41,14 @@ def main():
     a.add_argument("--transcripts", type=int, default=40)
     a.add_argument("--turns", type=int, default=4)
     a.add_argument("--tokens", type=int, default=4000)
+    a.add_argument("--answer", type=fractions.Fraction, default=fractions.Fraction(1, 8), help="share of a text's turn")
     a = a.parse_args()
     corpus = data.Corpus(a.corpus)
     long = [(n, t) for n, t in zip(corpus.held_names, corpus.held) if len(t) >= min(a.tokens, 2000)]
-    made = [text(n, t, a.turns, a.tokens) for n, t in long[:a.texts]]
-    made += [transcript(f"transcript-{k}", corpus.held, k, a.turns, a.tokens) for k in range(a.transcripts)]
+    texts = [text(n, t, a.turns, a.tokens, a.answer) for n, t in long[:a.texts]]
+    scripts = [transcript(f"transcript-{k}", corpus.held, k, a.turns, a.tokens) for k in range(a.transcripts)]
+    made = [d for _, d in sorted((((k + .5) / len(kind), d) for kind in (texts, scripts) for k, d in enumerate(kind)),
+                                  key=lambda p: p[0])]
     with open(a.out, "w") as f:
         json.dump({"documents": made}, f)
     scored = sum(e for d in made for e in d["ends"][-1:])

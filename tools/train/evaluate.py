@@ -143,8 +143,8 @@ def measure(a):
             each = {"ablation_bits_per_byte": bits_per_byte(engine, directory, small, len(small_used))}
             if not mechanism:
                 each["bits_per_byte"] = bits_per_byte(engine, directory, sequences, len(used))
-            each.update({kind: solved(engine, directory, m[:a.tasks if not mechanism else a.ablation_tasks])
-                         for kind, m in made.items()})
+            count = a.ablation_tasks if mechanism else a.tasks
+            each.update({kind: solved(engine, directory, m[:count]) for kind, m in made.items() if count})
             r["without " + mechanism if mechanism else "whole"] = each
             print(mechanism or "whole", json.dumps(each), flush=True)
     r["ablation_bytes"], r["ablation_tasks"] = len(small_used), a.ablation_tasks
@@ -164,7 +164,7 @@ def main():
     a.add_argument("--ablation-bytes", type=int, default=200_000)
     a.add_argument("--length", type=int, default=8192, help="tokens of a sequence of text")
     a.add_argument("--tasks", type=int, default=100, help="of each kind")
-    a.add_argument("--ablation-tasks", type=int, default=30)
+    a.add_argument("--ablation-tasks", type=int, default=30, help="0: ablations are measured by bits per byte alone")
     a.add_argument("--task-length", type=int, default=4096)
     a = a.parse_args()
     results = measure(a)
