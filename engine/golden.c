@@ -895,6 +895,9 @@ static cedar_status open_dir(golden *g, const char *dir) {
     if ((st = cedar_json_load(path, 64u << 20, &g->manifest, g->err))) return st;
     const char *precision = json_string_value(json_object_get(g->manifest, "precision"));
     g->ref_precision = precision && strcmp(precision, "ref") == 0;
+    if (g->ref_precision && g->opts->gpus > 1)
+        return cedar_fail(g->err, CEDAR_E_UNSUPPORTED, "%s: holds roundings of one GPU (its precision is \"ref\"), and "
+                          "several add in another order; take gpus = 1", dir);
     const cedar_st_tensor *t = NULL;
     if ((st = tensor(g, "tokens", "I32", &t))) return st;
     g->token_count = (uint32_t)(t->bytes / 4);

@@ -4,8 +4,8 @@
  * A rank that fails, stalls or differs breaks the group: the step ends with a sentence that names it, and so does every
  * later one. A rank that does not even come back then is left behind with all memory that it may still touch, since a
  * thread cannot be ended from outside; the program should end. */
+#include <errno.h>
 #include <pthread.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -251,24 +251,32 @@ static void group_close(void *self) {
     cedar_free(g);
 }
 
+/* Digits and a colon; false = something else, or above most. *text moves behind them. */
+static bool read_number(const char **text, uint64_t most, uint64_t *out) {
+    char *end;
+    errno = 0;
+    *out = strtoull(*text, &end, 10);
+    bool good = **text >= '0' && **text <= '9' && *end == ':' && !errno && *out <= most;
+    if (good) *text = end + 1;
+    return good;
+}
+
 /* CEDAR_RANK_FAULT=RANK:STEP:fail|stall|differ, for drills. */
 static cedar_status read_fault(group *g, cedar_err *err) {
     static const char *const names[] = { [FAULT_FAIL] = "fail", [FAULT_STALL] = "stall", [FAULT_DIFFER] = "differ" };
     const char *text = getenv("CEDAR_RANK_FAULT");
-    char what[16] = "";
-    unsigned long long step = 0;
-    unsigned rank = 0;
+    const char *rest = text;
+    uint64_t rank = 0, step = 0;
     if (!text || !*text) return CEDAR_OK;
-    int end = 0;
-    if (sscanf(text, "%u:%llu:%15[a-z]%n", &rank, &step, what, &end) == 3 && !text[end] && rank < g->ranks && step > 0)
+    if (read_number(&rest, g->ranks - 1, &rank) && read_number(&rest, UINT64_MAX, &step) && step > 0)
         for (int f = FAULT_FAIL; f <= FAULT_DIFFER; f++)
-            if (!strcmp(what, names[f])) g->fault = (fault)f;
+            if (!strcmp(rest, names[f])) g->fault = (fault)f;
     if (!g->fault)
         return cedar_fail(err, CEDAR_E_ARG,
                           "CEDAR_RANK_FAULT is \"%.64s\"; it must be RANK:STEP:WHAT with a rank below %u, a step "
                           "from 1 on, and fail, stall or differ",
                           text, g->ranks);
-    g->fault_rank = rank;
+    g->fault_rank = (uint32_t)rank;
     g->fault_step = step;
     return CEDAR_OK;
 }

@@ -58,8 +58,6 @@ void cedar_ranks_close(cedar_ranks *g) {
     cedar_free(g);
 }
 
-uint32_t cedar_ranks_count(const cedar_ranks *g) { return g->ranks; }
-
 /* "step 5"; opening has no number. */
 static const char *doing(const cedar_ranks *g, char text[64]) {
     if (g->number) snprintf(text, 64, "%.32s %llu", g->what, (unsigned long long)g->number);

@@ -31,7 +31,6 @@ typedef struct cedar_rank {
 
 cedar_status cedar_ranks_open(uint32_t ranks, int64_t limit_ns, cedar_ranks **out, cedar_err *err) CEDAR_USE_RESULT;
 void cedar_ranks_close(cedar_ranks *g);                 /* when no rank will call any more */
-uint32_t cedar_ranks_count(const cedar_ranks *g);
 
 /* Posts a pointer and returns those of all, by rank: all [ranks]. For opening, which may take any time: waits for all
  * ranks without a limit. False = the group is broken. */

@@ -51,7 +51,7 @@ static cedar_status read_options(reader *r, const cedar_json *o, uint32_t window
     cedar_logged_run *run = r->run;
     char where[64];
     const char *cut = "", *graphs = "";
-    int64_t decoder_rows = 0, chunk = 0, drafts = 0;
+    int64_t decoder_rows = 0, chunk = 0, drafts = 0, gpus = 1;      /* programs without the option had one */
     bool cache = false;
     snprintf(where, sizeof where, "options of run %lld", (long long)run->run_id);
     cedar_status st = cedar_json_string(o, where, "cut", &cut, r->err);
@@ -59,8 +59,10 @@ static cedar_status read_options(reader *r, const cedar_json *o, uint32_t window
     if (!st) st = cedar_json_int(o, where, "decoder_rows", 0, UINT32_MAX, &decoder_rows, r->err);
     if (!st) st = cedar_json_int(o, where, "chunk_tokens", 0, UINT32_MAX, &chunk, r->err);
     if (!st) st = cedar_json_int(o, where, "draft_tokens", 0, UINT32_MAX, &drafts, r->err);
+    if (!st && cedar_json_has(o, "gpus")) st = cedar_json_int(o, where, "gpus", 1, UINT32_MAX, &gpus, r->err);
     if (!st) st = cedar_json_bool(o, where, "prefix_cache", &cache, r->err);
     if (st) return st;
+    run->gpus = (uint32_t)gpus;
     if (drafts)
         return cedar_fail(r->err, CEDAR_E_ARG, "%s: run %lld has draft_tokens = %lld: which rows its steps fed is not "
                           "logged; calibrate with runs without drafts", r->path, (long long)run->run_id,

@@ -78,7 +78,7 @@ typedef struct cedar_logged_run {
     char *label, *model;
     char backend[16], arith[16], clock[16], replay[16], cut[16], graphs[16], device[128];
     cedar_logged_step *steps;
-    uint32_t step_count;
+    uint32_t step_count, gpus;
 } cedar_logged_run;
 
 typedef struct cedar_logged {

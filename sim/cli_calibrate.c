@@ -82,6 +82,19 @@ static cedar_status check_run(const calibration *x, const cedar_logged_run *r, c
     return CEDAR_OK;
 }
 
+/* Steps of several GPUs fitted to a description of one would look like one that is faster than it is. */
+static cedar_status check_gpus(const calibration *x, cedar_err *err) {
+    for (uint32_t i = 0; i < x->logged->run_count; i++) {
+        const cedar_logged_run *r = &x->logged->runs[i];
+        if ((double)r->gpus == x->hw.gpus) continue;
+        return cedar_fail(err, CEDAR_E_ARG,
+                          "%s: run %lld has gpus = %u, but hardware \"%s\" describes %g; choose another with "
+                          "--hardware, or other runs with --run", x->db, (long long)r->run_id, r->gpus, x->hw.name,
+                          x->hw.gpus);
+    }
+    return CEDAR_OK;
+}
+
 static cedar_status load(calibration *x, cedar_err *err) {
     cedar_status st = cedar_logged_load(x->db, x->runs, &x->logged, err);
     for (uint32_t i = 0; i < (st ? 0 : x->logged->run_count) && !st; i++) st = check_run(x, &x->logged->runs[i], err);
@@ -93,7 +106,8 @@ static cedar_status load(calibration *x, cedar_err *err) {
     if (!x->config) return cedar_fail(err, CEDAR_E_OOM, "no memory for a model's shape");
     st = cedar_shape_find(x->logged->runs[0].model, x->data_dir, x->config, err);
     if (st) return cedar_fail_in(err, st, "%s: its steps cannot be priced", x->db);
-    return cedar_hardware_find_sources(x->data_dir, x->base_name, &x->hw, &x->sources, err);
+    st = cedar_hardware_find_sources(x->data_dir, x->base_name, &x->hw, &x->sources, err);
+    return st ? st : check_gpus(x, err);
 }
 
 /* What tells one captured graph from another (engine/cuda/backend.cu). */

@@ -89,7 +89,7 @@ static const cedar_verb verbs[] = {
       "                          [--gpus N] [-v]\n"
       "\n"
       "Each DIR holds a checkpoint, golden.safetensors and manifest.json. Exit code 4 when a quantity misses.\n"
-      "Directories of the oracle's precision \"ref\" (names ending in -ref) hold with --arith bf16 only.\n"
+      "Directories of the oracle's precision \"ref\" (names ending in -ref) hold with --arith bf16 and one GPU only.\n"
       "\n"
       "wide  every byte, list and pick must be the same, logits within 1e-6.\n"
       "f32   follows the decisions of a wide run of the same case: one of its own that differs must be a near-tie\n"

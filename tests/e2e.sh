@@ -462,6 +462,8 @@ several_ranks() {
     same "its options say so" "$(sql "$out/ranks.db" "SELECT DISTINCT config_json ->> '\$.gpus' FROM runs")" 2
     exits "its report too" 0 'cpu on 2 ranks' "$cedar" report "$out/ranks.db" --text
     exits "golden vectors on three ranks" 0 ' 0 miss' "$cedar" check-golden tests/golden/tiny2-s1 --gpus 3
+    exits "vectors with the roundings of one" 5 'roundings of one GPU' \
+        "$cedar" check-golden tests/golden/tiny-s1-ref --arith bf16 --gpus 2
     exits "an audit on two ranks, with taps" 0 'wrote' "$cedar" run -q "$out/audit.lua" -o "$out/audit-ranks.db" \
         backend=cpu gpus=2 layers=1,3
     exits "a plan for two GPUs" 0 'on each of 2 GPUs' "$cedar" plan --model flash-e128 --gpus 2

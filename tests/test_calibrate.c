@@ -303,6 +303,8 @@ static const struct { const char *change, *words, *says; } refusals[] = {
       "request 2 of run 3 has" },
     { "UPDATE runs SET config_json = json_set(config_json, '$.draft_tokens', 3) WHERE run_id = 2", "",
       "run 2 has draft_tokens = 3" },
+    { "UPDATE runs SET config_json = json_set(config_json, '$.gpus', 2)", "",
+      "run 1 has gpus = 2, but hardware \"h200\" describes 1" },
     { "", "--held-out 1/1000 --run 3 --seed 3", "no step is held out" },
     { "", "--run 9", "has no run 9" },
     { "", "--run 9-12", "has no run from 9 to 12" },

@@ -505,7 +505,9 @@ START_TEST(a_rank_that_stalls_ends_the_step) {
 END_TEST
 
 START_TEST(drills_are_spelt_out) {
-    static const char *const wrong[] = { "1", "1:0:fail", "2:1:fail", "1:1:die", "1:1:fail ", ":1:fail" };
+    static const char *const wrong[] = { "1", "1:0:fail", "2:1:fail", "1:1:die", "1:1:fail ", ":1:fail",
+                                         "1:-5:fail", " 1:5:fail", "1: 5:fail", "+1:5:fail", "4294967297:3:fail",
+                                         "1:99999999999999999999999:fail", "1:5:", "1:5:fail:x" };
     cedar_engine_opts o = rig_opts(CEDAR_F32);
     rig r = rig_open("tests/golden/tiny-s1", &o);
     o.gpus = 2;
