@@ -4,7 +4,8 @@
 -- Plays     models/small (16 layers, window 128, trained on bytes) over models/small/documents.json: 20 held-out texts
 --           and 12 transcripts of 2,000 tokens in four turns, each turn hitting at the previous turn's end; then the
 --           controls C1 to C4 on the first two of them, three turns each.
--- Look at   the controls first: C1 and C2 must be exactly 0, C3 must fall with the replay length, C4 must be seen. Then
+-- Look at   the controls first: C1 and C2 must be exactly 0, C3 must fall with the replay length, floor and
+--           shift of C4 must be seen. Then
 --           the arms, their intervals over documents and the verdicts against the margins below, which were fixed
 --           before the audit was run; KL by offset and by turn.
 -- The encoder halo (2,032) is longer than these documents: C2 replays all of a prompt. The model is small and was
@@ -15,16 +16,17 @@
 -- At most so many documents of the file, and turns of each.
 local function play(label, docs, turns, arms)
   local r = audit {
-    label = label, model = "models/small", documents = "models/small/documents.json", docs = docs,
-    turns = turns,
-    arms = arms, margin_kl = 0.001, margin_dlogp = 0.001, margin_top1 = 0.001,
+    label = label, model = "models/small", documents = "models/small/documents.json",
+    docs = docs, turns = turns, arms = arms,
+    margin_kl = 0.001, margin_dlogp = 0.001, margin_top1 = 0.001,
   }
   for _, a in ipairs(r.arms) do
     print(string.format("%-24s %-3s %7d positions  KL %.3g (%.3g to %.3g)  largest %.3g", a.label, a.control,
                         a.positions, a.kl_mean, a.kl_lo, a.kl_hi, a.kl_max) ..
           string.format("  top-1 %.4f  dlogp %.3g  new rows %.1f %%  %s", a.top1_rate, a.dlogp_mean,
                         100 * a.global_differ / a.global_rows, a.verdict))
-    expect { what = a.label .. ": cached rows stay as they were", value = a.adopted_changed, eq = 0 }
+    expect { what = a.label .. ": cached rows stay as they were, unless that is the fault",
+             value = a.adopted_changed > 0, eq = a.label == "floor" }
   end
   print(string.format("%d positions in all; %.1f s of forward passes, %.1f %% added", r.positions, r.forward_s,
                       100 * r.overhead))
@@ -37,14 +39,19 @@ expect { what = "encoder replay is not exact", value = arms["encoder"].kl_lo > 0
 
 local controls = play("small, controls", 2, 3, {
   "exact chunk=96", "encoder rows=halo", "decoder keep=halo",                   -- C1, C2
-  "encoder rows=0", "encoder", "encoder rows=384", "stale",                     -- C3, C4
+  "encoder rows=0", "encoder", "encoder rows=384",                              -- C3
+  "stale", "floor", "shift",                                                    -- C4
 })
 for _, a in ipairs(controls) do
   if a.control == "C1" or a.control == "C2" then
     expect { what = a.label .. ": exact to the bit", value = a.kl_max, eq = 0 }
     expect { what = a.label .. ": no new global row differs", value = a.global_differ, eq = 0 }
   end
-  if a.control == "C4" then expect { what = a.label .. ": the fault is seen", value = a.kl_lo, ge = 1e-3 } end
+end
+-- `stale` is there to look at: behind a replayed window it cost hardly more than clean replay (docs/AUDIT.md).
+for _, name in ipairs { "floor", "shift" } do
+  expect { what = name .. ": the fault is worse than clean replay", value = controls[name].kl_lo,
+           ge = controls["encoder"].kl_hi }
 end
 local last = math.huge
 for _, name in ipairs { "encoder rows=0", "encoder", "encoder rows=384", "encoder rows=halo" } do
