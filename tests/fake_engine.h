@@ -122,6 +122,11 @@ cedar_engine_opts cedar_engine_defaults(const cedar_config *c) {
     return (cedar_engine_opts){ .backend = "cpu" };
 }
 
+cedar_status cedar_engine_gpus_check(const char *backend, uint32_t gpus, cedar_err *err) {
+    (void)backend, (void)gpus, (void)err;
+    return CEDAR_OK;
+}
+
 void cedar_device_name(const char *backend, char out[CEDAR_DEVICE_BYTES]) {
     (void)backend;
     *out = 0;
