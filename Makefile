@@ -215,10 +215,8 @@ suites: $(TESTBIN) $(BUILD)/cedar
 	@CC='$(CC)' tools/run_tests.sh $(BUILD) $(notdir $(TESTBIN)) train tidy includes headers
 
 # The suites without the checks of the sources, for configurations that only differ in how they are compiled.
-# test_engine_ranks is test_engine once more, with two ranks: make test is enough, test_ranks shares all that it shares.
-CHECKED := $(filter-out test_engine_ranks,$(notdir $(TESTBIN)))
 check: $(TESTBIN) $(BUILD)/cedar
-	@CC='$(CC)' tools/run_tests.sh $(BUILD) $(CHECKED)
+	@CC='$(CC)' tools/run_tests.sh $(BUILD) $(notdir $(TESTBIN))
 
 SLOWPY := $(wildcard tests/slow_*.py)
 test-slow: all $(TESTBIN)

@@ -1544,10 +1544,17 @@ START_TEST(looking_inside_has_limits) {
 }
 END_TEST
 
+/* With several ranks (test_engine_ranks.c) all of it takes minutes more, and test_ranks plays the same at random. */
+static TCase *cases(const char *name) {
+    TCase *t = tcase_create(name);
+    tcase_set_timeout(t, 600);
+    if (RIG_GPUS > 1) tcase_set_tags(t, "slow");
+    return t;
+}
+
 static Suite *suite(void) {
     Suite *s = suite_create("engine");
-    TCase *t = tcase_create("one result");
-    tcase_set_timeout(t, 600);
+    TCase *t = cases("one result");
     tcase_add_loop_test(t, chunks_do_not_matter, 0, 6);
     tcase_add_loop_test(t, options_do_not_matter, 0, 6);
     tcase_add_loop_test(t, batches_do_not_matter, 0, 4);
@@ -1555,8 +1562,7 @@ static Suite *suite(void) {
     tcase_add_test(t, engines_share_a_model);
     tcase_add_test(t, tokens_and_picks_are_reported);
     suite_add_tcase(s, t);
-    t = tcase_create("replay");
-    tcase_set_timeout(t, 600);
+    t = cases("replay");
     tcase_add_loop_test(t, hits_leave_cached_rows_alone, 0, 6);
     tcase_add_loop_test(t, nothing_stale_is_read, 0, 4);      /* the second model in double only */
     tcase_add_test(t, all_window_slots_are_written);
@@ -1568,8 +1574,7 @@ static Suite *suite(void) {
     tcase_add_loop_test(t, encoder_fronts_are_where_they_should_be, 0, 3);
     tcase_add_loop_test(t, decoder_fronts_are_where_they_should_be, 0, 9);
     suite_add_tcase(s, t);
-    t = tcase_create("stored windows and rollback");
-    tcase_set_timeout(t, 600);
+    t = cases("stored windows and rollback");
     tcase_add_loop_test(t, stored_windows_continue_exactly, 0, 6);
     tcase_add_loop_test(t, stored_windows_keep_a_replays_bounds, 0, 6);
     tcase_add_test(t, stored_windows_of_another_kind_are_refused);
@@ -1579,8 +1584,7 @@ static Suite *suite(void) {
     tcase_add_test(t, drafts_of_a_batch_are_drafts_alone);
     tcase_add_test(t, models_without_a_drafter_say_so);
     suite_add_tcase(s, t);
-    t = tcase_create("refusals and memory");
-    tcase_set_timeout(t, 600);
+    t = cases("refusals and memory");
     tcase_add_test(t, rollbacks_have_limits);
     tcase_add_test(t, bad_plans_are_refused);
     tcase_add_test(t, steps_have_a_size);
