@@ -2,8 +2,9 @@
  * the same plans. What the ranks hold alike is read from rank 0 and written on all; a page is written where it lies.
  *
  * A rank that fails, stalls or differs breaks the group: the step ends with a sentence that names it, and so does every
- * later one. A rank that does not even come back then is left behind with all memory that it may still touch, since a
- * thread cannot be ended from outside; the program should end. */
+ * later one. A rank that does not even come back then is left behind, since a thread cannot be ended from outside: the
+ * group's memory stays for it, but what the engine and the model own goes when they are closed. Should it wake up after
+ * that, it reads memory that is gone; the program has to end. */
 #include <errno.h>
 #include <pthread.h>
 #include <stdlib.h>
