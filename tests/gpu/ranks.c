@@ -26,10 +26,21 @@ static uint16_t bf16_bits(float x) {
     return (uint16_t)(u >> 16);
 }
 
+static int64_t opened_ns;
+
 /* NULL where there are too few GPUs. */
 static gpu_ranks *open_crowd(int i, uint32_t rows, size_t row_bytes, size_t values) {
+    opened_ns = cedar_now_ns();
     if (crowds[i].distinct && gpu_devices() < crowds[i].ranks) return NULL;
     return gpu_ranks_open(crowds[i].ranks, crowds[i].distinct, rows, row_bytes, values);
+}
+
+/* Says how long it took at once: some of these tests take a minute where the ranks share a GPU with other programs. */
+static void close_crowd(gpu_ranks *g, int i, const char *test) {
+    gpu_ranks_close(g);
+    printf("ranks, %s, %d on %s: %.1f s\n", test, crowds[i].ranks, crowds[i].distinct ? "GPUs of their own" : "one GPU",
+           (double)(cedar_now_ns() - opened_ns) / 1e9);
+    fflush(stdout);
 }
 
 /* --- one exchange at a time --------------------------------------------------------------------------------------- */
@@ -101,7 +112,7 @@ START_TEST(sums) {
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
         for (int bytes = 2; bytes <= 8; bytes *= 2)
             for (int two = 0; two < 2; two++) check_sum(g, crowds[_i].ranks, rows[i], WIDTH, bytes, two);
-    gpu_ranks_close(g);
+    close_crowd(g, _i, "sums");
 }
 END_TEST
 
@@ -112,7 +123,7 @@ START_TEST(wide_sums) {
     if (!g) return;
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
         for (int two = 0; two < 2; two++) check_sum(g, crowds[_i].ranks, rows[i], 5120, 2, two);
-    gpu_ranks_close(g);
+    close_crowd(g, _i, "wide sums");
 }
 END_TEST
 
@@ -137,7 +148,7 @@ START_TEST(not_a_number) {
                                            : isnan(((double *)got)[i]));
             }
         }
-    gpu_ranks_close(g);
+    close_crowd(g, _i, "not a number");
 }
 END_TEST
 
@@ -179,7 +190,7 @@ START_TEST(columns) {
     }
     free(part);
     free(got);
-    gpu_ranks_close(g);
+    close_crowd(g, _i, "columns");
 }
 END_TEST
 
@@ -247,7 +258,7 @@ START_TEST(races) {
         host_link(&c, n);
     }
     end_chain(g, &c, "4000 sums and 500 meetings");
-    gpu_ranks_close(g);
+    close_crowd(g, _i, "races");
 }
 END_TEST
 
@@ -273,7 +284,7 @@ START_TEST(graphs) {
         for (int i = 0; i < LINKS; i++) host_link(&c, rows[i]);
     }
     end_chain(g, &c, "400 replays of 7 sums");
-    gpu_ranks_close(g);
+    close_crowd(g, _i, "graphs");
 }
 END_TEST
 
@@ -296,7 +307,7 @@ START_TEST(absence) {
     gpu_ranks_wait(g);
     waited = (double)(cedar_now_ns() - start) / 1e9;
     ck_assert_msg(waited < 2, "100 more sums took %.2f s: waits of a broken rank must end at once", waited);
-    gpu_ranks_close(g);
+    close_crowd(g, _i, "absence");
 }
 END_TEST
 
@@ -363,7 +374,7 @@ START_TEST(block_ends) {
         for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
             for (int per_token = 0; per_token <= 6; per_token += 6)
                 check_site(g, crowds[_i].ranks, widths[w], rows[i], per_token, i % 2);
-    gpu_ranks_close(g);
+    close_crowd(g, _i, "block ends");
 }
 END_TEST
 
