@@ -924,15 +924,7 @@ template <class A> struct forward {
         else launch_norm<A>(d, n, W(gain), x, width, x, s);
     }
 
-    /* For few rows the memory idles while small launches wait for each other: what is read next comes nearer meanwhile.
-     * Joined with the shared expert. */
-    void prefetch(const cedar_weight &w) {
-        if constexpr (tensor)
-            if (few_rows(n) && !b->one_stream) fork(SIDE_SHARED, [&] { tensor_prefetch(W(w), s); });
-    }
-
     void query(const cedar_block *k, int kind) {
-        prefetch(k->wq_b);
         linear(k->wq_a, by_row(d.xq, c->hidden), b->w.pxq, b->w.qr, true);
         norm(k->q_norm, b->w.qr, c->q_lora, b->w.pq);
         if (whole_rows())
@@ -1233,7 +1225,6 @@ template <class A> struct forward {
         before(k, layer, false);
         if (at_cut && plan->cut != CEDAR_CUT_AFTER) keep();
         query(k, kind);
-        prefetch(k->wo_a);
         if (c->is_index_source[layer]) index_query(k);
         join(SIDE_KV);
         join(SIDE_HC);

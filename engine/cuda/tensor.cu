@@ -179,21 +179,6 @@ static void launch_dense(const source &src, bool woven, unsigned z, chain s) {
     else launch<fp8_tiles>(src, tiles, z, sh, s);
 }
 
-/* Lines of 128 bytes. Few blocks: those that matter want whole multiprocessors at the same time. */
-enum { PREFETCH_BLOCKS = 32, PREFETCH_THREADS = 256 };
-static __global__ void __launch_bounds__(PREFETCH_THREADS) prefetch_kernel(const uint8_t *from, uint64_t bytes) {
-    for (uint64_t at = (blockIdx.x * PREFETCH_THREADS + threadIdx.x) * 128ull; at < bytes;
-         at += PREFETCH_BLOCKS * PREFETCH_THREADS * 128ull)
-        asm volatile("prefetch.global.L2 [%0];" ::"l"(from + at));
-}
-
-void tensor_prefetch(const dev_weight &w, cudaStream_t s) {
-    const uint64_t most = 16u << 20;            /* a third of an H200's second-level cache */
-    uint64_t bytes = (uint64_t)(w.rows * w.cols) * (w.kind == CEDAR_W_BF16 ? 2 : 1);
-    if (bytes > most) bytes = most;
-    prefetch_kernel<<<PREFETCH_BLOCKS, PREFETCH_THREADS, 0, s>>>(w.data, bytes);
-}
-
 void tensor_linear(const dev_weight &w, const operand &x, uint32_t rows, const result &y, chain s) {
     launch_dense(dense_source(w, w, x, rows, w.rows, y, y.y), x.woven, 1, s);
 }

@@ -80,8 +80,6 @@ struct result {
     result_kind kind;
 };
 
-/* Codes of a dense weight, or their beginning, on their way to the second-level cache; no result depends on it. */
-void tensor_prefetch(const dev_weight &w, cudaStream_t s);
 /* y row i, column n = row i of x times row n of w. */
 void tensor_linear(const dev_weight &w, const operand &x, uint32_t rows, const result &y, chain s);
 /* The same for two weights of one shape and one input at once; the second result has the rows and kind of the first. */

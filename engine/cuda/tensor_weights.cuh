@@ -58,7 +58,7 @@ struct fp8_tiles {
 
 /* MXFP4: a scale per row and 32. */
 struct fp4_rows {
-    enum { BLOCK_PIECES = 4, SCALED = 1, FEW_STAGES = 6, FEW_PER_SM = 3, FEW_TOGETHER = 2, DEEP_STAGES = 16 };
+    enum { BLOCK_PIECES = 4, SCALED = 1, FEW_STAGES = 8, FEW_PER_SM = 2, FEW_TOGETHER = 2, DEEP_STAGES = 16 };
     const uint8_t *code, *scales;
     int64_t k_count, k_blocks;
     __device__ fp4_rows(const dev_weight &w)
