@@ -68,6 +68,8 @@ for part in "$@"; do
         # shellcheck disable=SC2086
         timeout "$limit" $line >>"$out/$part.txt" 2>&1 </dev/null
         rc=$?
+        # Each test has a process group of its own, which timeout does not reach: it would go on holding the GPU.
+        [ $rc -ne 124 ] || pkill -KILL -x "$(basename "$tests")"
         echo "# exit status $rc after $(($(date +%s) - start)) s" >>"$out/$part.txt"
         echo "$part: exit status $rc, $(($(date +%s) - start)) s: $out/$part.txt"
         [ $rc -eq 0 ] || status=1

@@ -214,29 +214,33 @@ static cedar_status wait_both(cedar_gpu_sums *b, cedar_err *err) {
     return st;
 }
 
+/* The captures of both GPUs end before a graph is built: building is refused while a stream of the thread captures. */
 static cedar_status capture(cedar_gpu_sums *b, cedar_sum_kind kind, uint32_t tokens, cudaGraphExec_t exec[GPUS],
                             cedar_err *err) {
     cedar_status st = CEDAR_OK;
-    for (int r = 0; r < GPUS && !st; r++) {
-        side &s = b->side[r];
-        st = check(cudaSetDevice(r), "choosing a GPU", err);
-        if (!st) st = check(cudaStreamBeginCapture(s.s, cudaStreamCaptureModeThreadLocal), "beginning a graph", err);
-        if (st) return st;
+    cudaGraph_t graph[GPUS] = {};
+    int begun = 0;
+    for (; begun < GPUS; begun++) {
+        side &s = b->side[begun];
+        st = check(cudaSetDevice(begun), "choosing a GPU", err);
+        if (!st) st = check(cudaStreamBeginCapture(s.s, cudaStreamCaptureModeRelaxed), "beginning a graph", err);
+        if (st) break;
         pause_ns<<<1, 1, 0, s.s>>>(PAUSE_NS);
         peers_meet(s.link.p, s.s);
         look<<<1, 1, 0, s.s>>>(&s.clock[0]);
     }
     for (int i = 0; i < CALLS && !st; i++) st = call(b, kind, tokens, err);
-    for (int r = 0; r < GPUS; r++) {
-        side &s = b->side[r];
-        cudaGraph_t graph = NULL;
+    for (int r = 0; r < begun; r++) {
         cudaSetDevice(r);
-        look<<<1, 1, 0, s.s>>>(&s.clock[1]);
-        cudaError_t e = cudaStreamEndCapture(s.s, &graph);
+        look<<<1, 1, 0, b->side[r].s>>>(&b->side[r].clock[1]);
+        cudaError_t e = cudaStreamEndCapture(b->side[r].s, &graph[r]);
         if (!st) st = check(e, "capturing a graph", err);
-        if (!st) st = check(cudaGraphInstantiate(&exec[r], graph, 0), "building a graph", err);
-        if (!st) st = check(cudaGraphUpload(exec[r], s.s), "uploading a graph", err);
-        if (graph) cudaGraphDestroy(graph);
+    }
+    for (int r = 0; r < begun; r++) {
+        cudaSetDevice(r);
+        if (!st) st = check(cudaGraphInstantiate(&exec[r], graph[r], 0), "building a graph", err);
+        if (!st) st = check(cudaGraphUpload(exec[r], b->side[r].s), "uploading a graph", err);
+        if (graph[r]) cudaGraphDestroy(graph[r]);
     }
     return st ? st : wait_both(b, err);
 }

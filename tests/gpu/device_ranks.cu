@@ -184,16 +184,20 @@ extern "C" void gpu_ranks_capture(gpu_ranks *g) {
     }
 }
 
+/* All captures end before a graph is built: building is refused while a stream of the thread captures. */
 extern "C" void gpu_ranks_captured(gpu_ranks *g) {
+    cudaGraph_t graph[GPU_RANKS_MAX];
     for (int r = 0; r < g->ranks; r++) {
-        cudaGraph_t graph;
         on(g, r);
-        need(cudaStreamEndCapture(g->s[r], &graph), "capturing a graph");
+        need(cudaStreamEndCapture(g->s[r], &graph[r]), "capturing a graph");
+    }
+    for (int r = 0; r < g->ranks; r++) {
+        on(g, r);
         if (g->graph[r]) cudaGraphExecDestroy(g->graph[r]);
-        need(cudaGraphInstantiate(&g->graph[r], graph, 0), "building a graph");
+        need(cudaGraphInstantiate(&g->graph[r], graph[r], 0), "building a graph");
         need(cudaGraphUpload(g->graph[r], g->s[r]), "uploading a graph");
         need(cudaStreamSynchronize(g->s[r]), "uploading a graph");
-        cudaGraphDestroy(graph);
+        cudaGraphDestroy(graph[r]);
     }
 }
 
