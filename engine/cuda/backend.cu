@@ -56,8 +56,9 @@ struct work {
 /* rows worked on at once where a row needs much room */
 enum { SCORE_BATCH = 128, ATTENTION_BATCH = 528, MOE_BATCH = 2048, HEAD_BATCH = 64, SUM_BATCH = 2048 };
 
-/* Up to this many rows the sum over the ranks can be fused with what follows (`cedar bench gpu --row site`). */
-enum { FUSED_ROWS = 16 };
+/* Up to this many rows the sum over the ranks can be fused with what follows. Between two H200 it paid at every size
+ * measured, 1 to 2,048 (docs/evidence/2026-11-30-h200-ranks.md); with more ranks, which all send to all, 16 is a guess. */
+static uint32_t fused_rows(uint32_t ranks) { return ranks == 2 ? 2048 : 16; }
 
 /* Inputs of a step, in pinned memory. */
 struct staging {
@@ -273,8 +274,10 @@ static void sizes_of(dev &d, const cedar_config *c, const cedar_engine_opts &o) 
 /* Half of a rank's inbox: for sums of a batch of rows, and for the head's columns. */
 static uint64_t inbox_bytes(const cedar_config *c, const cedar_engine_opts &o, const dev &d) {
     uint32_t rows = d.row_max < SUM_BATCH ? d.row_max : SUM_BATCH;
-    uint64_t width = (uint64_t)c->hidden * d.stream_bytes, ranks = o.gpus;
-    return max_u64(max_u64(peers_sum_bytes((int)ranks, rows, width), ranks * FUSED_ROWS * width),
+    uint64_t width = (uint64_t)c->hidden * d.stream_bytes, ranks = o.gpus, fused = fused_rows(o.gpus);
+    if (o.allreduce != CEDAR_ALLREDUCE_FUSED) fused = 0;
+    if (fused > rows) fused = rows;
+    return max_u64(max_u64(peers_sum_bytes((int)ranks, rows, width), ranks * fused * width),
                    (uint64_t)HEAD_BATCH * c->vocab * d.real_bytes);
 }
 
@@ -576,6 +579,18 @@ static cedar_status place_rank(cuda_backend *b, int devices, cedar_err *err) {
     return check(cudaSetDevice(b->device), "choosing a GPU", err);
 }
 
+static cedar_status wait_for_ranks(cuda_backend *b, const char *what, cedar_err *err);
+
+/* NCCL connects at the first sum of a size, which it cannot do while a graph is captured. */
+static cedar_status connect_nccl(cuda_backend *b, cedar_err *err) {
+    bool ok = true;
+    for (uint32_t rows = 1; rows <= b->d.row_max && rows <= SUM_BATCH && ok; rows *= 2)
+        ok = nccl_sum(b->n, (int)b->rank->shard.rank, b->w.y, b->w.y, (uint64_t)rows * (uint64_t)b->c->hidden, 2,
+                      b->stream);
+    if (!ok) return cedar_fail(err, CEDAR_E_NCCL, "NCCL: %s", nccl_error(b->n));
+    return wait_for_ranks(b, "the first sums by NCCL", err);
+}
+
 static cedar_status open_nccl(cuda_backend *b, cedar_err *err) {
     const cedar_shard *s = &b->rank->shard;
     int device[CEDAR_CUDA_RANKS_MAX];
@@ -585,7 +600,8 @@ static cedar_status open_nccl(cuda_backend *b, cedar_err *err) {
     if (st) return st;
     if (!cedar_ranks_share(b->rank->group, s->rank, b->n, all)) return cedar_ranks_error(b->rank->group, err);
     b->n = (nccl *)all[0];
-    return check(cudaSetDevice(b->device), "choosing a GPU", err);
+    st = check(cudaSetDevice(b->device), "choosing a GPU", err);
+    return st ? st : connect_nccl(b, err);
 }
 
 /* After all memory is there: connects this rank with the others. */
@@ -1003,7 +1019,8 @@ template <class A> struct forward {
     }
 
     bool fuses() const {
-        return tensor && b->o.allreduce == CEDAR_ALLREDUCE_FUSED && n <= FUSED_ROWS && tensor_site_can(d, b->link.p, n);
+        return tensor && b->o.allreduce == CEDAR_ALLREDUCE_FUSED && n <= fused_rows((uint32_t)d.ranks) &&
+               tensor_site_can(d, b->link.p, n);
     }
 
     void end_attention(const cedar_block *k) {
@@ -1018,17 +1035,17 @@ template <class A> struct forward {
             sum_rows((const uint16_t *)b->w.att + (uint64_t)first * c->hidden, first, count,
                      chain{ s, first == 0 && s == b->stream });
         }
-        tensor_expand(d, n, b->w.sum, s);
+        tensor_expand(d, n, b->w.sum, b->n ? chain{ s, false } : chained());
     }
 
     /* Rows [first, first + count) of the list: m.out of this rank's part of the experts; next: as in ffn. */
     void end_experts(uint32_t first, uint32_t count, const dev_moe &m, int32_t next) {
         bool none = m.moe_dim == 0;
-        chain alone = { s, false };
+        chain alone = { s, false };             /* after a join */
         if (next >= 0 && count == n && fuses()) {
             collapse_into to = into(d.pre, b->model->blocks[next].attn_norm, true, reads_plain(next));
             if (none) tensor_site(d, b->link.p, NULL, n, to, alone);
-            else tensor_site_experts(d, b->link.p, m, n, to, alone);
+            else tensor_site_experts(d, b->link.p, m, n, to, chained());
             collapsed = true;
             return;
         }
@@ -1041,9 +1058,9 @@ template <class A> struct forward {
             sum_rows((const uint16_t *)b->w.att, first, count, alone);
         } else {
             peers_sum_experts(b->link.p, m, count, c->hidden, b->w.sum + (uint64_t)first * c->hidden, SUM_AS_MEASURED,
-                              alone);
+                              chained());
         }
-        tensor_expand(rows, count, b->w.sum + (uint64_t)first * c->hidden, s);
+        tensor_expand(rows, count, b->w.sum + (uint64_t)first * c->hidden, b->n ? alone : chained());
     }
 
     /* Rows [first, first + count) of the list through the experts and into the streams; next: as in ffn. */
@@ -1329,8 +1346,11 @@ template <class A> struct forward {
     cedar_status launched(const char *what, cedar_err *err) {
         if (!b->rank) return CEDAR_OK;
         cedar_status st = wait_for_ranks(b, what, err);
-        if (!st && b->n && !nccl_ok) st = cedar_fail(err, CEDAR_E_NCCL, "NCCL: %s", nccl_error(b->n));
-        return st;
+        return st ? st : check_nccl(err);
+    }
+
+    cedar_status check_nccl(cedar_err *err) {
+        return nccl_ok ? CEDAR_OK : cedar_fail(err, CEDAR_E_NCCL, "NCCL: %s", nccl_error(b->n));
     }
 
     graph_slot *find_graph(const graph_key &key) {
@@ -1360,10 +1380,13 @@ template <class A> struct forward {
         g->used = ++b->graph_clock;
         if (!g->exec) {
             cudaGraph_t graph = NULL;
-            st = check(cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal), "beginning a graph", err);
+            st = check(cudaStreamBeginCapture(s, b->n ? cudaStreamCaptureModeRelaxed : cudaStreamCaptureModeThreadLocal),
+                       "beginning a graph", err);
             if (st) return st;
             launches(out);
-            st = check(cudaStreamEndCapture(s, &graph), "capturing a graph", err);
+            cudaError_t e = cudaStreamEndCapture(s, &graph);
+            st = check_nccl(err);
+            if (!st) st = check(e, "capturing a graph", err);
             if (!st) st = check(cudaGraphInstantiate(&g->exec, graph, 0), "building a graph", err);
             if (!st && b->shared) st = check(cudaGraphUpload(g->exec, s), "uploading a graph", err);
             if (graph) cudaGraphDestroy(graph);

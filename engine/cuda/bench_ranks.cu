@@ -22,6 +22,7 @@ struct side {
     unsigned long long *clock;          /* [2] on the device: begin, end */
     uint8_t *memory;
     uint16_t *part, *sum, *packed;
+    void *streams[2];                   /* turn by turn: a site reads them before the one before it has ended */
     dev d;
     collapse_into next;
 };
@@ -80,7 +81,7 @@ static void carve(side &s, const cedar_config *c, carver &m) {
     s.part = (uint16_t *)m.take(n * hidden * 2);
     s.sum = (uint16_t *)m.take(n * hidden * 2);
     s.packed = (uint16_t *)m.take(2 * n * (uint64_t)padded(c->hidden) * 2);
-    s.d.h = m.take(n * STREAMS * hidden * 2);
+    for (int i = 0; i < 2; i++) s.streams[i] = m.take(n * STREAMS * hidden * 2);
     s.d.post = m.take(n * STREAMS * 4);
     s.d.comb = m.take(n * STREAMS * STREAMS * 4);
     s.next.pre = (const float *)m.take(n * STREAMS * 4);
@@ -93,7 +94,7 @@ static void carve(side &s, const cedar_config *c, carver &m) {
 static void fill_side(side &s, const cedar_config *c, int rank) {
     uint64_t n = TOKENS_MAX, hidden = (uint64_t)c->hidden;
     fill_bf16<<<512, 256, 0, s.s>>>(s.part, n * hidden, (uint32_t)rank);
-    fill_bf16<<<512, 256, 0, s.s>>>((uint16_t *)s.d.h, n * STREAMS * hidden, 7);
+    for (int i = 0; i < 2; i++) fill_bf16<<<512, 256, 0, s.s>>>((uint16_t *)s.streams[i], n * STREAMS * hidden, 7);
     fill_bf16<<<8, 256, 0, s.s>>>((uint16_t *)(uintptr_t)s.next.gain.data, hidden, 9);
     fill_value<<<8, 256, 0, s.s>>>((float *)s.d.post, n * STREAMS, 0.5f);
     fill_value<<<8, 256, 0, s.s>>>((float *)s.d.comb, n * STREAMS * STREAMS, 0.125f);
@@ -165,27 +166,28 @@ extern "C" void cedar_gpu_sums_close(cedar_gpu_sums *b) {
 }
 
 /* One call on one GPU, but for NCCL's sum, which is launched for both at once. */
-static void run(side &s, cedar_sum_kind kind, uint32_t tokens, int hidden) {
+static void run(side &s, cedar_sum_kind kind, uint32_t tokens, int hidden, int turn) {
     const peers &p = s.link.p;
-    chain first = { s.s, false }, next = { s.s, true };
+    chain next = { s.s, true };         /* as in a step, where a linear layer comes before */
     bool plain = kind == CEDAR_SUM_ONE_STEP || kind == CEDAR_SUM_TWO_STEPS;
     s.next.woven = !few_rows(tokens);
+    s.d.h = s.streams[turn];
     if (plain || kind == CEDAR_SUM_SITE)
         peers_sum(p, s.part, tokens, hidden, s.sum,
                   kind == CEDAR_SUM_ONE_STEP    ? SUM_ONE_STEP
                   : kind == CEDAR_SUM_TWO_STEPS ? SUM_TWO_STEPS
                                                 : SUM_AS_MEASURED,
-                  first);
+                  next);
     if (kind == CEDAR_SUM_SITE || kind == CEDAR_SUM_SITE_NCCL) {
-        tensor_expand(s.d, tokens, s.sum, s.s);
+        tensor_expand(s.d, tokens, s.sum, chain{ s.s, kind == CEDAR_SUM_SITE });
         tensor_collapse(s.d, tokens, s.next, next);
     }
-    if (kind == CEDAR_SUM_SITE_FUSED) tensor_site(s.d, p, s.part, tokens, s.next, first);
+    if (kind == CEDAR_SUM_SITE_FUSED) tensor_site(s.d, p, s.part, tokens, s.next, next);
 }
 
 static bool with_nccl(cedar_sum_kind kind) { return kind == CEDAR_SUM_NCCL || kind == CEDAR_SUM_SITE_NCCL; }
 
-static cedar_status call(cedar_gpu_sums *b, cedar_sum_kind kind, uint32_t tokens, cedar_err *err) {
+static cedar_status call(cedar_gpu_sums *b, cedar_sum_kind kind, uint32_t tokens, int turn, cedar_err *err) {
     bool ok = true;
     if (with_nccl(kind)) {
         ok = nccl_group(b->n, true);
@@ -197,7 +199,7 @@ static cedar_status call(cedar_gpu_sums *b, cedar_sum_kind kind, uint32_t tokens
     if (!ok) return cedar_fail(err, CEDAR_E_NCCL, "a sum by NCCL failed: %s", nccl_error(b->n));
     for (int r = 0; r < GPUS; r++) {
         cudaSetDevice(r);
-        run(b->side[r], kind, tokens, b->hidden);
+        run(b->side[r], kind, tokens, b->hidden, turn);
     }
     return check(cudaGetLastError(), "a launch in a bench", err);
 }
@@ -229,7 +231,7 @@ static cedar_status capture(cedar_gpu_sums *b, cedar_sum_kind kind, uint32_t tok
         peers_meet(s.link.p, s.s);
         look<<<1, 1, 0, s.s>>>(&s.clock[0]);
     }
-    for (int i = 0; i < CALLS && !st; i++) st = call(b, kind, tokens, err);
+    for (int i = 0; i < CALLS && !st; i++) st = call(b, kind, tokens, i % 2, err);
     for (int r = 0; r < begun; r++) {
         cudaSetDevice(r);
         look<<<1, 1, 0, b->side[r].s>>>(&b->side[r].clock[1]);
@@ -269,7 +271,7 @@ extern "C" cedar_status cedar_gpu_sums_time(cedar_gpu_sums *b, cedar_sum_kind ki
     if (with_nccl(kind) && !b->n) return cedar_fail(err, b->no_nccl.code, "%s", b->no_nccl.msg);
     cudaGraphExec_t exec[GPUS] = {};
     double ignored;
-    cedar_status st = call(b, kind, tokens, err);       /* once outside: NCCL connects at its first sum */
+    cedar_status st = call(b, kind, tokens, 0, err);    /* once outside: NCCL connects at its first sum */
     if (!st) st = wait_both(b, err);
     if (!st) st = capture(b, kind, tokens, exec, err);
     for (uint32_t i = 0; i < (warm + CALLS - 1) / CALLS + 1 && !st; i++) st = launch_both(b, exec, &ignored, err);

@@ -109,9 +109,10 @@ uint64_t peers_sum_bytes(int ranks, uint32_t rows, uint64_t row_bytes) {
     return 16 * (peers_one_step(ranks, rows, SUM_AS_MEASURED) && one > two ? one : two);
 }
 
-/* Two ranks send as much in either way. */
+/* Two ranks send as much in either way: on two H200 one step is faster up to 128 rows of 5,120 and slower from 256 on
+ * (docs/evidence/2026-11-30-h200-ranks.md). For more ranks 64 is a guess. */
 bool peers_one_step(int ranks, uint32_t rows, sum_way way) {
-    return way == SUM_AS_MEASURED ? rows <= (ranks == 2 ? 512 : 64) : way == SUM_ONE_STEP;
+    return way == SUM_AS_MEASURED ? rows <= (ranks == 2 ? 128 : 64) : way == SUM_ONE_STEP;
 }
 
 static unsigned blocks_for(const peers &p, uint64_t items) {

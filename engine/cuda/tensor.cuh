@@ -119,10 +119,11 @@ void tensor_expand_experts(const dev &d, uint32_t first, uint32_t n, const dev_m
 /* Only the sum, rounded: out [n, width]. */
 void tensor_sum_experts(const dev_moe &m, uint32_t n, int width, uint16_t *out, cudaStream_t s);
 /* Streams expanded with one output a row, y [place, hidden] in bf16. */
-void tensor_expand(const dev &d, uint32_t n, const uint16_t *y, cudaStream_t s);
+void tensor_expand(const dev &d, uint32_t n, const uint16_t *y, chain s);
 
 /* A block's end with several ranks in one launch: the sum of the ranks' parts (as peers_sum), expanded into the
- * streams (as tensor_expand), and the next block's input (as tensor_collapse), with the same bits. */
+ * streams (as tensor_expand), and the next block's input (as tensor_collapse), with the same bits. Streams and
+ * coefficients are read before the wait: with s.kernel_before, the kernel before this one must not write them. */
 bool tensor_site_can(const dev &d, const peers &p, uint32_t n);
 void tensor_site(const dev &d, const peers &p, const uint16_t *part, uint32_t n, const collapse_into &next, chain s);
 void tensor_site_experts(const dev &d, const peers &p, const dev_moe &m, uint32_t n, const collapse_into &next,

@@ -336,6 +336,7 @@ static __global__ void __launch_bounds__(EXPAND_THREADS)
 
 /* Streams expanded with one output a row, bf16 by place. */
 static __global__ void __launch_bounds__(256) expand_rows_kernel(dev d, const uint16_t *y_in) {
+    await_launch();
     allow_launch();
     int quads = d.hidden / 4, k = blockIdx.y * 256 + threadIdx.x;
     if (k >= quads) return;
@@ -352,89 +353,103 @@ static __global__ void __launch_bounds__(256) pairs_kernel(experts_part part, ui
 
 /* --- end of a block with several ranks ---------------------------------------------------------------------------- */
 
-/* What expanding eight channels of a row needs besides the output. */
-struct site_row {
-    uint4 old[NORM_CHUNKS][STREAMS];
-    float post[STREAMS], comb[STREAMS][STREAMS], pre[STREAMS];
+enum { SITE_THREADS_MAX = NORM_CHUNKS * NORM_THREADS };
 
-    __device__ __forceinline__ site_row(const dev &d, uint32_t row, const float *pre_in) {
-#pragma unroll
-        for (int i = 0; i < NORM_CHUNKS; i++)
-#pragma unroll
-            for (int n = 0; n < STREAMS; n++)
-                if (chunk(i) < d.hidden)
-                    old[i][n] = *(const uint4 *)((const uint16_t *)d.h +
-                                                 ((uint64_t)row * STREAMS + n) * d.hidden + chunk(i));
-#pragma unroll
-        for (int n = 0; n < STREAMS; n++) {
-            post[n] = ((const float *)d.post)[(uint64_t)row * STREAMS + n];
-            pre[n] = pre_in[(uint64_t)row * STREAMS + n];
-#pragma unroll
-            for (int m = 0; m < STREAMS; m++)
-                comb[n][m] = ((const float *)d.comb)[((uint64_t)row * STREAMS + n) * STREAMS + m];
+/* What a row's streams are expanded and collapsed with. */
+struct site_factors {
+    float comb[STREAMS * STREAMS], post[STREAMS], pre[STREAMS];
+
+    __device__ __forceinline__ void read(const dev &d, uint32_t row, const float *pre_in) {
+        uint32_t t = threadIdx.x;
+        if (t < STREAMS * STREAMS) comb[t] = ((const float *)d.comb)[row * STREAMS * STREAMS + t];
+        if (t < STREAMS) {
+            post[t] = ((const float *)d.post)[row * STREAMS + t];
+            pre[t] = pre_in[row * STREAMS + t];
         }
     }
 
     /* The sums of expand_quad, then those of collapse_kernel: v becomes the next input's channels. */
-    __device__ __forceinline__ void step(const dev &d, uint32_t row, int i, const float y[8], float v[8]) const {
-        float x[STREAMS][8];
-#pragma unroll
-        for (int n = 0; n < STREAMS; n++) unpack8(old[i][n], x[n]);
+    __device__ __forceinline__ void step(const uint4 old[STREAMS], const float y[8], uint4 *h, uint32_t units,
+                                         float v[8]) const {
 #pragma unroll
         for (int to = 0; to < STREAMS; to++) {
-            float out[8];
+            float x[8], sum[8] = {};
+#pragma unroll
+            for (int from = 0; from < STREAMS; from++) {
+                unpack8(old[from], x);
+#pragma unroll
+                for (int j = 0; j < 8; j++) sum[j] += comb[from * STREAMS + to] * x[j];
+            }
 #pragma unroll
             for (int j = 0; j < 8; j++) {
-                float sum = 0;
-#pragma unroll
-                for (int from = 0; from < STREAMS; from++) sum += comb[from][to] * x[from][j];
-                out[j] = rounded(post[to] * y[j] + sum);
-                v[j] += pre[to] * out[j];
+                x[j] = rounded(post[to] * y[j] + sum[j]);
+                v[j] += pre[to] * x[j];
             }
-            *(uint4 *)((uint16_t *)d.h + ((uint64_t)row * STREAMS + to) * d.hidden + chunk(i)) =
-                bf16_words::give(out);
+            h[to * units] = bf16_words::give(x);
         }
 #pragma unroll
         for (int j = 0; j < 8; j++) v[j] = rounded(v[j]);
     }
 };
 
-/* Sum over the ranks as peers_sum in one step, expand_rows_kernel and collapse_kernel: a row a block. */
-template <class Part>
-static __global__ void __launch_bounds__(NORM_THREADS)
+/* Sum over the ranks as peers_sum in one step, expand_rows_kernel and collapse_kernel: a row a block, eight channels a
+ * thread; squares are added as in expand_collapse_kernel, and what the kernel before this one does not write is read
+ * before the wait. */
+template <class Part, int THREADS>
+static __global__ void __launch_bounds__(THREADS)
     site_kernel(const __grid_constant__ dev d, const __grid_constant__ peers p, Part part, uint32_t n,
                 const __grid_constant__ collapse_into next) {
-    gain_part gain(next.gain, d.hidden);
+    __shared__ site_factors factors;
+    __shared__ float second[THREADS - NORM_THREADS][9];
+    uint32_t t = threadIdx.x, units = (uint32_t)d.hidden / 8, i = blockIdx.x, row = d.active[i];
+    bool there[1] = { t < units };
+    uint4 gain, old[STREAMS], *h = (uint4 *)d.h + t;
+    if (there[0]) {
+        gain = ((const uint4 *)next.gain.data)[t];
+#pragma unroll
+        for (int k = 0; k < STREAMS; k++) old[k] = h[((uint64_t)row * STREAMS + k) * units];
+    }
+    factors.read(d, row, (const float *)next.pre);
     await_launch();
     if (p.early) allow_launch();
     exchange x(p);
-    uint32_t units = (uint32_t)d.hidden / 8;
-    for (uint32_t i = blockIdx.x; i < n; i += gridDim.x) {
-        uint32_t row = d.active[i], at[NORM_CHUNKS];
-        uint4 mine[NORM_CHUNKS];
-        bool there[NORM_CHUNKS];
-        float y[NORM_CHUNKS][8], v[NORM_CHUNKS][8] = {};
-#pragma unroll
-        for (int c = 0; c < NORM_CHUNKS; c++) {
-            there[c] = chunk(c) < d.hidden;
-            at[c] = i * units + (uint32_t)chunk(c) / 8;
-            if (!there[c]) continue;
-            mine[c] = bf16_words::full(part(at[c]));
-            x.send(p, (uint32_t)p.rank * n * units + at[c], mine[c]);
+    while (i < n) {
+        uint32_t at[1] = { i * units + t };
+        uint4 mine[1];
+        float y[1][8], v[8] = {};
+        if (there[0]) {
+            mine[0] = bf16_words::full(part(at[0]));
+            x.send(p, (uint32_t)p.rank * n * units + at[0], mine[0]);
         }
-        const site_row site(d, row, (const float *)next.pre);
-        x.add<bf16_words, NORM_CHUNKS>(p, mine, at, there, n * units, y);
+        __syncthreads();                        /* the factors are there */
+        x.add<bf16_words, 1>(p, mine, at, there, n * units, y);
+        if (there[0]) {
 #pragma unroll
-        for (int c = 0; c < NORM_CHUNKS; c++) {
-            if (!there[c]) continue;
-#pragma unroll
-            for (int j = 0; j < 8; j++) y[c][j] = rounded(y[c][j]);
-            site.step(d, row, c, y[c], v[c]);
+            for (int j = 0; j < 8; j++) y[0][j] = rounded(y[0][j]);
+            factors.step(old, y[0], h + (uint64_t)row * STREAMS * units, units, v);
         }
+        if (t >= NORM_THREADS)
+#pragma unroll
+            for (int j = 0; j < 8; j++) second[t - NORM_THREADS][j] = v[j];
+        __syncthreads();
+        double square = 0;
+        if (t < NORM_THREADS)
+#pragma unroll
+            for (int j = 0; j < 8; j++) square += (double)v[j] * (double)v[j];
+        if (t + NORM_THREADS < blockDim.x)
+#pragma unroll
+            for (int j = 0; j < 8; j++) square += (double)second[t][j] * (double)second[t][j];
+        float r = norm_factor(square, d.hidden, d.norm_eps);
         uint64_t to = (next.indexed ? row : i) * (uint64_t)padded(d.hidden);
-        norm_row(v, gain, d.norm_eps,
-                 normed{ d.hidden, next.woven, next.plain ? next.plain + to : NULL,
-                         next.quantised ? next.quantised + to : NULL });
+        normed{ d.hidden, next.woven, next.plain ? next.plain + to : NULL,
+                next.quantised ? next.quantised + to : NULL }.put(v, 8 * (int64_t)t, r, gain);
+        i += gridDim.x;
+        if (i >= n) break;
+        row = d.active[i];
+        if (there[0])
+#pragma unroll
+            for (int k = 0; k < STREAMS; k++) old[k] = h[((uint64_t)row * STREAMS + k) * units];
+        factors.read(d, row, (const float *)next.pre);
     }
     x.done(p);
 }
@@ -443,7 +458,9 @@ template <class Part>
 static void launch_site(const dev &d, const peers &p, const Part &part, uint32_t n, const collapse_into &next,
                         chain s) {
     unsigned blocks = n < (uint32_t)p.blocks ? n : (unsigned)p.blocks;
-    launch_chained(site_kernel<Part>, blocks, NORM_THREADS, 0, s, d, p, part, n, next);
+    unsigned threads = 32 * ceil_div(padded(d.hidden), 8 * 32);
+    launch_chained(threads <= EXPAND_THREADS ? site_kernel<Part, EXPAND_THREADS> : site_kernel<Part, SITE_THREADS_MAX>,
+                   blocks, threads, 0, s, d, p, part, n, next);
 }
 
 bool tensor_site_can(const dev &d, const peers &p, uint32_t n) {
@@ -474,7 +491,6 @@ void tensor_act(const dev_moe &m, int first, int count, uint32_t rows, bool wove
                    (uint32_t)count, total, woven, out);
 }
 
-
 int tensor_norm_width_max(void) { return NORM_WIDTH_MAX; }
 
 void tensor_norm(const float *x, int width, uint32_t n, const dev_weight &gain, double eps, bool woven, uint16_t *out,
@@ -492,8 +508,8 @@ void tensor_sum_experts(const dev_moe &m, uint32_t n, int width, uint16_t *out, 
     pairs_kernel<<<ceil_div(units, 256), 256, 0, s>>>(part_of(m, width), units, (uint4 *)out);
 }
 
-void tensor_expand(const dev &d, uint32_t n, const uint16_t *y, cudaStream_t s) {
-    expand_rows_kernel<<<dim3(n, ceil_div(d.hidden / 4, 256)), 256, 0, s>>>(d, y);
+void tensor_expand(const dev &d, uint32_t n, const uint16_t *y, chain s) {
+    launch_chained(expand_rows_kernel, dim3(n, ceil_div(d.hidden / 4, 256)), 256, 0, s, d, y);
 }
 
 void tensor_expand_experts(const dev &d, uint32_t first, uint32_t n, const dev_moe &m, chain s) {

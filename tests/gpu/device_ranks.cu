@@ -284,7 +284,7 @@ extern "C" void gpu_ranks_site(gpu_ranks *g, const gpu_site *s, bool fused, int 
         } else {
             if (s->per_token) peers_sum_experts(p, w[r].m, s->n, s->hidden, y, SUM_AS_MEASURED, c);
             else peers_sum(p, w[r].x, s->n, s->hidden, y, SUM_AS_MEASURED, c);
-            tensor_expand(w[r].d, s->n, y, g->s[r]);
+            tensor_expand(w[r].d, s->n, y, c);
             tensor_collapse(w[r].d, s->n, next, c);
         }
         need(cudaGetLastError(), "the end of a block");

@@ -77,8 +77,9 @@ START_TEST(packing) {
                 pack_row(x + r * k, k, quantise, want);
                 for (int64_t i = 0; i < wide; i++) {
                     float v = i < k ? want[i] : 0, g = cedar_bf16_value(got[r * wide + place_of(i, woven)]);
-                    ck_assert_msg(g == v, "width %d, how %d, row %u, column %d: %g, expected %g", (int)k, how, r,
-                                  (int)i, (double)g, (double)v);
+                    if (g != v)
+                        ck_abort_msg("width %d, how %d, row %u, column %d: %g, expected %g",
+                                     (int)k, how, r, (int)i, (double)g, (double)v);
                 }
             }
             gpu_drop(out);
@@ -226,9 +227,9 @@ static void check_linear(cedar_weight_kind kind, int64_t n, int64_t k, bool whol
         for (int64_t i = 0; i < n; i++) {
             double size, want = product(m.value + i * k, b.value + r * k, k, &size), got = (double)many[r * n + i];
             double most = whole ? 0 : chain_error(k) * size;
-            ck_assert_msg(fabs(got - want) <= most,
-                          "kind %d, %d x %d, row %u, output %d: %.9g, expected %.9g within %.3g", kind, (int)n, (int)k,
-                          r, (int)i, got, want, most);
+            if (!(fabs(got - want) <= most))
+                ck_abort_msg("kind %d, %d x %d, row %u, output %d: %.9g, expected %.9g within %.3g",
+                             kind, (int)n, (int)k, r, (int)i, got, want, most);
         }
     for (int c = 0; c < ROW_COUNTS; c++) {                      /* other batches, and both kernels: the same bits */
         uint32_t rows = row_counts[c];
@@ -276,8 +277,8 @@ static void check_codes(cedar_weight_kind kind, int first) {
                 if (!four && (r & 127) == 127) continue;            /* NaN, which no weight has */
                 double code = (double)(four ? cedar_e2m1_value[r & 15] : cedar_e4m3_value[r]),
                        v = code * cedar_ue8m0_value((uint8_t)s);
-                ck_assert_msg((double)y[r] == v, "kind %d, scale %d, code %d: %g, expected %g", kind, s, r,
-                              (double)y[r], v);
+                if ((double)y[r] != v)
+                    ck_abort_msg("kind %d, scale %d, code %d: %g, expected %g", kind, s, r, (double)y[r], v);
             }
             gpu_drop(px);
             gpu_drop((void *)(uintptr_t)w.scale);
@@ -302,8 +303,9 @@ static void check_whole(const char *what, const matrix *m, const batch *b, int s
         for (int64_t n = 0; n < n_count; n++) {
             int64_t from = (int64_t)r * stride + first + n / part;
             float v = cedar_bf16_round((float)product(m->value + n * k, b->value + from * k, k, NULL));
-            ck_assert_msg(y[r * n_count + n] == v, "%s, %u rows: row %u, output %d: %g, expected %g", what, rows, r,
-                          (int)n, (double)y[r * n_count + n], (double)v);
+            if (y[r * n_count + n] != v)
+                ck_abort_msg("%s, %u rows: row %u, output %d: %g, expected %g",
+                             what, rows, r, (int)n, (double)y[r * n_count + n], (double)v);
         }
 }
 
@@ -385,13 +387,14 @@ static void check_experts(int64_t n, int64_t k, uint32_t rows, bool by_pair, boo
                 int32_t e = s < PER_TOKEN ? ids[r * PER_TOKEN + (uint32_t)s] : -1;
                 float got = y[(r * SLOTS + (uint32_t)s) * n + i];
                 if (e < 0) {
-                    ck_assert_msg(isnan(got), "%u rows: row %u, slot %d was written", rows, r, s);
+                    if (!isnan(got))
+                        ck_abort_msg("%u rows: row %u, slot %d was written", rows, r, s);
                     continue;
                 }
                 double v = product(m[e].value + i * k, b.value + (by_pair ? r * SLOTS + (uint32_t)s : r) * k, k, NULL);
-                ck_assert_msg(got == cedar_bf16_round((float)v),
-                              "%u rows: row %u, slot %d, output %d: %g, expected %g", rows, r, s, (int)i, (double)got,
-                              v);
+                if (got != cedar_bf16_round((float)v))
+                    ck_abort_msg("%u rows: row %u, slot %d, output %d: %g, expected %g",
+                                 rows, r, s, (int)i, (double)got, v);
             }
     gpu_drop(dy);
     free(y);
@@ -466,8 +469,8 @@ static void check_route(uint32_t rows, int all, int per_token, uint32_t unpickab
         for (uint32_t i = 0; i < total; i++)
             if (want[i] == e) {
                 uint32_t pair = i / (uint32_t)per_token * ((uint32_t)per_token + 1) + i % (uint32_t)per_token;
-                ck_assert_msg(pairs[0][at] == pair && pairs[1][at] == pair,
-                              "%u rows, %d experts: pair %u is %u, not %u", rows, all, at, pairs[1][at], pair);
+                if (!(pairs[0][at] == pair && pairs[1][at] == pair))
+                    ck_abort_msg("%u rows, %d experts: pair %u is %u, not %u", rows, all, at, pairs[1][at], pair);
                 at++;
             }
     ck_assert_uint_eq(at, chosen);
@@ -531,8 +534,9 @@ START_TEST(norms) {
                 pack_row(v, width, true, want);
                 for (int i = 0; i < width; i++) {
                     float g = cedar_bf16_value(got[r * wide + place_of(i, woven)]);
-                    ck_assert_msg(g == want[i], "width %d, row %u, channel %d: %g, expected %g", width, r, i, (double)g,
-                                  (double)want[i]);
+                    if (g != want[i])
+                        ck_abort_msg("width %d, row %u, channel %d: %g, expected %g",
+                                     width, r, i, (double)g, (double)want[i]);
                 }
             }
         }
@@ -600,16 +604,17 @@ static void check_row_of_streams(const gpu_streams *x, uint32_t row, const uint1
     for (size_t i = 0; i < 4 * width; i++) want_h[i] = cedar_bf16_value(before[row * 4 * width + i]);
     expand_host(x, row, want_h, v);
     for (size_t i = 0; i < 4 * width; i++)
-        ck_assert_msg(cedar_bf16_value(h[row * 4 * width + i]) == want_h[i], "%d channels, row %u: stream at %zu",
-                      x->hidden, row, i);
+        if (cedar_bf16_value(h[row * 4 * width + i]) != want_h[i])
+            ck_abort_msg("%d channels, row %u: stream at %zu", x->hidden, row, i);
     for (int q = 0; q < 2; q++) {
         const uint16_t *packed = q ? quantised : plain;
         pack_row(v, x->hidden, q == 1, want);
         for (int k = 0; k < x->hidden; k++) {
             float got = cedar_bf16_value(
                 packed[(x->indexed ? row : x->n - 1 - row) * gpu_padded(x->hidden) + place_of(k, false)]);
-            ck_assert_msg(got == want[k], "%d channels, row %u, channel %d: %g, expected %g", x->hidden, row, k,
-                          (double)got, (double)want[k]);
+            if (got != want[k])
+                ck_abort_msg("%d channels, row %u, channel %d: %g, expected %g",
+                             x->hidden, row, k, (double)got, (double)want[k]);
         }
     }
     free(want_h);
@@ -695,8 +700,9 @@ static void check_act(uint32_t rows, int per_token, int dim, bool woven) {
         for (uint32_t j = 0; j < 32; j++) {
             double got = (double)cedar_bf16_value(out[1][pair * wide + (size_t)place_of(i % (uint32_t)dim + j, woven)]),
                    room = 1.1 * (fabs(want[j]) / 16 + top * 2 / 448 / 1024);
-            ck_assert_msg(fabs(got - want[j]) <= room, "%u rows, pair %u, channel %u: %g, expected %g within %.2g",
-                          rows, pair, i % (uint32_t)dim + j, got, want[j], room);
+            if (!(fabs(got - want[j]) <= room))
+                ck_abort_msg("%u rows, pair %u, channel %u: %g, expected %g within %.2g",
+                             rows, pair, i % (uint32_t)dim + j, got, want[j], room);
         }
     }
     free(a);
@@ -805,7 +811,8 @@ static void check_scores(uint32_t count, uint32_t pos, int part) {
                     dot += (double)iq[head * (size_t)dim + (size_t)k] * entry_value(&w, part, j, k, true);
                 sum += (double)g[head] * (dot > 0 ? dot : 0);
             }
-            ck_assert_msg(got == sum, "%u rows, row %u, entry %u: %.9g, expected %.9g", count, r, j, got, sum);
+            if (got != sum)
+                ck_abort_msg("%u rows, row %u, entry %u: %.9g, expected %.9g", count, r, j, got, sum);
         }
     gpu_drop(diq);
     gpu_drop(dg);
@@ -964,8 +971,8 @@ static void check_attention(uint32_t count, uint32_t pos, uint32_t lo, uint32_t 
     }
     for (int64_t r = 0; r < count; r++)
         for (int64_t i = 0; i < width; i++)
-            ck_assert_msg(out[0][r * width + place_of(i, false)] == out[1][r * width + place_of(i, true)],
-                          "%u rows, row %d, channel %d: other bits for few rows and many", count, (int)r, (int)i);
+            if (out[0][r * width + place_of(i, false)] != out[1][r * width + place_of(i, true)])
+                ck_abort_msg("%u rows, row %d, channel %d: other bits for few rows and many", count, (int)r, (int)i);
     check_shares(&w, dq, ds, kind, count, out);
     for (uint32_t r = 0; r < count; r += 1 + count / 3)
         for (int h = 0; h < heads; h += 9) {
@@ -973,9 +980,9 @@ static void check_attention(uint32_t count, uint32_t pos, uint32_t lo, uint32_t 
                         part >= 0 ? ids + r * (uint32_t)topk : NULL, layer, part, want, room);
             for (int k = 0; k < dim; k++) {
                 double got = (double)cedar_bf16_value(out[0][r * width + place_of(h * dim + k, false)]);
-                ck_assert_msg(fabs(got - want[k]) <= 0x1p-6 * room[k],
-                              "%u rows at %u, %u picks, row %u, head %d, channel %d: %g, expected %g within %.2g",
-                              count, pos, picked, r, h, k, got, want[k], 0x1p-6 * room[k]);
+                if (!(fabs(got - want[k]) <= 0x1p-6 * room[k]))
+                    ck_abort_msg("%u rows at %u, %u picks, row %u, head %d, channel %d: %g, expected %g within %.2g",
+                                 count, pos, picked, r, h, k, got, want[k], 0x1p-6 * room[k]);
             }
         }
     gpu_drop(dq);
