@@ -579,29 +579,18 @@ static cedar_status place_rank(cuda_backend *b, int devices, cedar_err *err) {
     return check(cudaSetDevice(b->device), "choosing a GPU", err);
 }
 
-static cedar_status wait_for_ranks(cuda_backend *b, const char *what, cedar_err *err);
-
-/* NCCL connects at the first sum of a size, which it cannot do while a graph is captured. */
-static cedar_status connect_nccl(cuda_backend *b, cedar_err *err) {
-    bool ok = true;
-    for (uint32_t rows = 1; rows <= b->d.row_max && rows <= SUM_BATCH && ok; rows *= 2)
-        ok = nccl_sum(b->n, (int)b->rank->shard.rank, b->w.y, b->w.y, (uint64_t)rows * (uint64_t)b->c->hidden, 2,
-                      b->stream);
-    if (!ok) return cedar_fail(err, CEDAR_E_NCCL, "NCCL: %s", nccl_error(b->n));
-    return wait_for_ranks(b, "the first sums by NCCL", err);
-}
-
 static cedar_status open_nccl(cuda_backend *b, cedar_err *err) {
     const cedar_shard *s = &b->rank->shard;
     int device[CEDAR_CUDA_RANKS_MAX];
     void *all[CEDAR_CUDA_RANKS_MAX];
     for (uint32_t r = 0; r < s->ranks; r++) device[r] = (int)r;
-    cedar_status st = s->rank == 0 ? nccl_open((int)s->ranks, device, &b->n, err) : CEDAR_OK;
+    uint64_t rows = b->d.row_max < SUM_BATCH ? b->d.row_max : SUM_BATCH,
+             bytes = rows * (uint64_t)b->c->hidden * (uint64_t)b->d.stream_bytes;
+    cedar_status st = s->rank == 0 ? nccl_open((int)s->ranks, device, bytes, &b->n, err) : CEDAR_OK;
     if (st) return st;
     if (!cedar_ranks_share(b->rank->group, s->rank, b->n, all)) return cedar_ranks_error(b->rank->group, err);
     b->n = (nccl *)all[0];
-    st = check(cudaSetDevice(b->device), "choosing a GPU", err);
-    return st ? st : connect_nccl(b, err);
+    return check(cudaSetDevice(b->device), "choosing a GPU", err);
 }
 
 /* After all memory is there: connects this rank with the others. */
@@ -636,7 +625,10 @@ static cedar_status wait_for_ranks(cuda_backend *b, const char *what, cedar_err 
     cudaError_t e;
     while ((e = cudaStreamQuery(b->stream)) == cudaErrorNotReady) {
         (void)cudaGetLastError();
-        if (cedar_ranks_broken(rank->group)) peers_stop(&b->link);
+        if (cedar_ranks_broken(rank->group)) {
+            peers_stop(&b->link);
+            if (b->n) nccl_stop(b->n, (int)rank->shard.rank);
+        }
         sched_yield();
     }
     cedar_status st = check(e, what, err);
@@ -1333,9 +1325,10 @@ template <class A> struct forward {
         if (!c->stages) join(SIDE_KV);
     }
 
-    /* Ranks on one GPU: what has to wait for the GPU comes before the first kernel that waits for another rank. */
-    cedar_status meet_shared(cedar_err *err) {
-        if (!b->shared) return CEDAR_OK;
+    /* What has to wait for a GPU comes before the first kernel that waits for another rank: copies where ranks share a
+     * GPU, a graph's memory where NCCL may hold all GPUs. */
+    cedar_status meet_ranks(bool built, cedar_err *err) {
+        if (!b->shared && !(b->n && built)) return CEDAR_OK;
         cedar_status st = check(cudaStreamSynchronize(s), "the copies before a step", err);
         if (!st && !cedar_ranks_meet(b->rank->group, b->rank->shard.rank))
             st = cedar_ranks_error(b->rank->group, err);
@@ -1377,8 +1370,9 @@ template <class A> struct forward {
         key.want_argmax = out->argmax != NULL;
         graph_slot *g = find_graph(key);
         cedar_status st = CEDAR_OK;
+        bool built = !g->exec;
         g->used = ++b->graph_clock;
-        if (!g->exec) {
+        if (built) {
             cudaGraph_t graph = NULL;
             st = check(cudaStreamBeginCapture(s, b->n ? cudaStreamCaptureModeRelaxed : cudaStreamCaptureModeThreadLocal),
                        "beginning a graph", err);
@@ -1388,11 +1382,11 @@ template <class A> struct forward {
             st = check_nccl(err);
             if (!st) st = check(e, "capturing a graph", err);
             if (!st) st = check(cudaGraphInstantiate(&g->exec, graph, 0), "building a graph", err);
-            if (!st && b->shared) st = check(cudaGraphUpload(g->exec, s), "uploading a graph", err);
+            if (!st && (b->shared || b->n)) st = check(cudaGraphUpload(g->exec, s), "uploading a graph", err);
             if (graph) cudaGraphDestroy(graph);
             if (st) return st;
         }
-        st = meet_shared(err);
+        st = meet_ranks(built, err);
         if (st) return st;
         return check(cudaGraphLaunch(g->exec, s), "launching a graph", err);
     }
@@ -1439,7 +1433,7 @@ template <class A> struct forward {
         if (b->use_graphs && !b->tap && !b->inject) {
             st = f.run_graph(out, err);
         } else {
-            st = f.meet_shared(err);
+            st = f.meet_ranks(false, err);
             if (!st) f.launches(out);
         }
         if (!st) st = f.launched("a step", err);
@@ -1468,7 +1462,7 @@ template <class A> struct forward {
         cudaMemcpyAsync(f.d.row_token, b->h.token, f.n * 4, cudaMemcpyHostToDevice, f.s);
         cudaMemcpyAsync(f.d.row_pos, b->h.pos, f.n * 4, cudaMemcpyHostToDevice, f.s);
         cudaMemcpyAsync(b->w.active, b->h.active, f.n * 4, cudaMemcpyHostToDevice, f.s);
-        st = f.meet_shared(err);
+        st = f.meet_ranks(false, err);
         if (st) return st;
         launch_begin<A>(f.d, f.n, b->w.freq, f.s);
         launch_embed<A>(f.d, f.n, f.W(m->embed), f.s);

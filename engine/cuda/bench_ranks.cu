@@ -142,7 +142,7 @@ extern "C" cedar_status cedar_gpu_sums_open(const cedar_config *c, cedar_gpu_sum
         if (!st) st = check(peers_connect(all[r], all), "switching on peer access", err);
     }
     static const int device[GPUS] = { 0, 1 };
-    if (!st) (void)nccl_open(GPUS, device, &b->n, &b->no_nccl);
+    if (!st) (void)nccl_open(GPUS, device, (uint64_t)TOKENS_MAX * (uint64_t)c->hidden * 2, &b->n, &b->no_nccl);
     if (st) {
         cedar_gpu_sums_close(b);
         return st;

@@ -44,25 +44,66 @@ static cedar_status find_all(nccl *n, cedar_err *err) {
     return CEDAR_OK;
 }
 
-cedar_status nccl_open(int ranks, const int *devices, nccl **out, cedar_err *err) {
+/* An end of connect_all. */
+struct nccl_end {
+    uint16_t *x;
+    cudaStream_t s;
+};
+
+static cudaError_t open_end(nccl_end *e, int device, uint64_t bytes) {
+    cudaError_t st = cudaSetDevice(device);
+    if (!st) st = cudaMalloc(&e->x, bytes);
+    if (!st) st = cudaMemset(e->x, 0, bytes);
+    return st ? st : cudaStreamCreateWithFlags(&e->s, cudaStreamNonBlocking);
+}
+
+/* Sums of every size up to `bytes`: NCCL connects at the first one of a size, and cannot while a graph is captured, or
+ * while another rank already waits on its GPU, as with a thread for each rank it might. */
+static cedar_status connect_all(nccl *n, const int *devices, uint64_t bytes, cedar_err *err) {
+    nccl_end end[CEDAR_CUDA_RANKS_MAX] = {};
+    cudaError_t e = cudaSuccess;
+    bool ok = true;
+    for (int r = 0; r < n->ranks && !e; r++) e = open_end(&end[r], devices[r], bytes);
+    for (uint64_t size = 1024; size <= bytes && !e && ok; size *= 2) {
+        ok = nccl_group(n, true);
+        for (int r = 0; r < n->ranks && ok; r++) ok = nccl_sum(n, r, end[r].x, end[r].x, size / 2, 2, end[r].s);
+        ok = nccl_group(n, false) && ok;
+    }
+    for (int r = 0; r < n->ranks; r++) {
+        if (!e && ok) e = cudaStreamSynchronize(end[r].s);
+        cudaSetDevice(devices[r]);
+        if (end[r].s) cudaStreamDestroy(end[r].s);
+        cudaFree(end[r].x);
+    }
+    if (!ok) return cedar_fail(err, CEDAR_E_NCCL, "NCCL cannot connect %d GPUs: %s", n->ranks, nccl_error(n));
+    return e ? cedar_fail(err, CEDAR_E_CUDA, "CUDA: the first sums by NCCL failed: %s", cudaGetErrorString(e)) : CEDAR_OK;
+}
+
+cedar_status nccl_open(int ranks, const int *devices, uint64_t bytes, nccl **out, cedar_err *err) {
     nccl *n = (nccl *)cedar_calloc(1, sizeof *n);
     if (!n) return cedar_fail(err, CEDAR_E_OOM, "no memory for NCCL");
     cedar_status st = find_all(n, err);
     if (!st && (n->last = n->init_all(n->comm, ranks, devices)))
         st = cedar_fail(err, CEDAR_E_NCCL, "NCCL cannot connect %d GPUs: %s", ranks, n->error_string(n->last));
+    n->ranks = st ? 0 : ranks;
+    if (!st) st = connect_all(n, devices, bytes, err);
     if (st) {
         nccl_close(n);
         return st;
     }
-    n->ranks = ranks;
     *out = n;
     return CEDAR_OK;
+}
+
+void nccl_stop(nccl *n, int rank) {
+    if (n->comm[rank]) n->abort(n->comm[rank]);
+    n->comm[rank] = NULL;
 }
 
 /* Ends what is still under way: a rank may wait for one that failed. */
 void nccl_close(nccl *n) {
     if (!n) return;
-    for (int r = 0; r < n->ranks; r++) n->abort(n->comm[r]);
+    for (int r = 0; r < n->ranks; r++) nccl_stop(n, r);
     if (n->library) dlclose(n->library);
     cedar_free(n);
 }
