@@ -3,9 +3,9 @@
 -- Time      about ten minutes on two cores, no GPU.
 -- Plays     models/small (16 layers, window 128, trained on bytes) over models/small/documents.json: 20 held-out texts
 --           and 12 transcripts of 2,000 tokens in four turns, each turn hitting at the previous turn's end; then the
---           controls C1 to C4 on the first two of them, three turns each.
--- Look at   the controls first: C1 and C2 must be exactly 0, C3 must fall with the replay length, floor and
---           shift of C4 must be seen. Then
+--           controls C0 to C5 on the first eight of them, three turns each.
+-- Look at   the controls first: C0 to C2 must be exactly 0, C3 must fall with the replay length, floor and
+--           shift of C4 must be seen; C5 are sizes to compare with. Then
 --           the arms, their intervals over documents and the verdicts against the margins below, which were fixed
 --           before the audit was run; KL by offset and by turn.
 -- The encoder halo (2,032) is longer than these documents: C2 replays all of a prompt. The model is small and was
@@ -37,13 +37,14 @@ local arms = play("small", 1000, 4, { "encoder", "decoder", "both" })
 expect { what = "decoder replay leaves the cache alone", value = arms["decoder"].global_differ, eq = 0 }
 expect { what = "encoder replay is not exact", value = arms["encoder"].kl_lo > 0, eq = true }
 
-local controls = play("small, controls", 2, 3, {
-  "exact chunk=96", "encoder rows=halo", "decoder keep=halo",                   -- C1, C2
+local controls = play("small, controls", 8, 3, {
+  "exact", "exact chunk=96", "encoder rows=halo", "decoder keep=halo",          -- C0, C1, C2
   "encoder rows=0", "encoder", "encoder rows=384",                              -- C3
   "stale", "floor", "shift",                                                    -- C4
+  "coarse", "wo_a",                                                             -- C5
 })
 for _, a in ipairs(controls) do
-  if a.control == "C1" or a.control == "C2" then
+  if a.control == "C0" or a.control == "C1" or a.control == "C2" then
     expect { what = a.label .. ": exact to the bit", value = a.kl_max, eq = 0 }
     expect { what = a.label .. ": no new global row differs", value = a.global_differ, eq = 0 }
   end

@@ -35,8 +35,8 @@ def from_folder(folder, *names):
 
 
 checkpoint, v41, oracle_quant = from_folder("tests/oracle", "checkpoint", "v41", "quant")
-attention, data, export, check, model, quant, sinkhorn, train = from_folder(
-    "tools/train", "attention", "data", "export", "check", "model", "quant", "sinkhorn", "train")
+attention, data, export, check, evaluate, model, quant, sinkhorn, train = from_folder(
+    "tools/train", "attention", "data", "export", "check", "evaluate", "model", "quant", "sinkhorn", "train")
 failed = 0
 
 
@@ -223,6 +223,30 @@ def made():
                and ((early == late) | (early == 0)).all()))
 
 
+def evaluated():
+    """Figures of evaluate.py and their intervals, by hand; Wilson's are those that Newcombe (1998) prints."""
+    for right, of, *want in ((81, 263, .2553, .3662), (15, 148, .0624, .1605), (0, 20, 0, .1611),
+                             (1, 29, .0061, .1718)):
+        got = evaluate.share(right, of)
+        within(f"evaluate: Wilson interval of {right} of {of}", farthest([got["low"], got["high"]], want), 5e-4)
+    # Documents of 100 and 300 bytes, 10 and 60 nats: together .175 nats a byte; a quarter of the resamples has the
+    # first alone, a quarter the second. The two pieces of the first stay together.
+    text = evaluate.Text([b"x" * 100, b"y" * 300], 400, 51)
+    holds("evaluate: documents in pieces", text.sizes == [50] * 8 and text.document == [0] * 2 + [1] * 6
+          and [text.pieces_of(n) for n in (1, 50, 51, 400, 999)] == [1, 1, 2, 8, 8])
+    nats = [10., 0.] + [10.] * 6
+    made = {"needle": [(None, np.array([False, True])), (None, np.array([True, False]))]}
+    scored = [(np.ones(2), np.array([False, True]))] * 2 + [(np.array([n]), None) for n in nats]
+    got = evaluate.summary(scored, made, text, whole=np.array(nats) - 2.)       # 2 nats of 50 bytes more, everywhere
+    figures = lambda of, *keys: np.array([of[k] for k in keys])
+    within("evaluate: bits a byte and their interval", farthest(
+        figures(got["bits_per_byte"], "value", "low", "high") * math.log(2), [.175, .1, .2]), 1e-12)
+    within("evaluate: a loss is paired",
+           farthest(figures(got["loss"], "value", "low", "high") * math.log(2), [.04] * 3), 1e-12)
+    holds("evaluate: what a figure is of", all(figures(got["loss"], "documents", "bytes") == (2, 400)))
+    holds("evaluate: a task is solved by its answer alone", all(figures(got["needle"], "right", "of") == (1, 2)))
+
+
 def trained(directory, cedar):
     """A few steps of training: losses fall, all weights get gradients, and the engine computes the same logits."""
     m = model.Model(model.Shape(toy(directory)), data.token_map(), mode="f32")
@@ -264,6 +288,11 @@ def trained(directory, cedar):
     want = check.engine_logits(cedar, out, tokens, "wide", data.VOCAB)
     got = check.training_logits(out, tokens, "wide")
     within("export: the engine's logits are the training code's", farthest(got, want), 1e-6)
+    scored = list(evaluate.Engine(cedar, "cpu", "wide").score(out, [tokens[:50], tokens]))
+    nats = np.log(np.exp(want[:-1].astype(float)).sum(1)) - want[np.arange(199), tokens[1:]]
+    within("evaluate: nats from cedar score", farthest(scored[1][0], nats), 1e-6)
+    holds("evaluate: each sequence has its own, and what was likeliest", np.array_equal(scored[0][0], scored[1][0][:49])
+          and np.array_equal(scored[1][1], want[:-1].argmax(1) == tokens[1:]))
 
 
 def main():
@@ -278,6 +307,7 @@ def main():
     kernels()
     experts()
     made()
+    evaluated()
     with tempfile.TemporaryDirectory() as directory:
         trained(directory, a.cedar if os.path.exists(a.cedar) else None)
     sys.exit(1 if failed else 0)

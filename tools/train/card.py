@@ -47,25 +47,40 @@ def training_part(log, step_tokens):
     return "## Training\n\n" + table(lines)
 
 
-def results_part(r):
-    head = f"""## What it can do
+def between(f, form):
+    return f"{form(f['low'])} to {form(f['high'])}"
 
-Measured with `cedar score` in exact mode ({r['backend']}, {r['arith']}; {r['version'].splitlines()[0]}) by
-`tools/train/evaluate.py`."""
-    whole = r["whole"]
-    rows = [("what", "measured"),
-            (f"bits per byte, {r['bytes']:,} bytes of held-out text, sequences of {r['sequence_tokens']:,} tokens",
-             f"{whole['bits_per_byte']:.3f}"), ("xz -9 on the same bytes, joined", f"{r['xz9_bits_per_byte']:.3f}")]
-    rows += [(f"{kind} tasks of {r['task_tokens']:,} tokens solved, of {r['tasks']}", f"{100 * whole[kind]:.0f} %")
-             for kind in ("needle", "copy")]
-    kinds = ("needle", "copy") if r["ablation_tasks"] else ()
-    ablations = [("without", f"bits per byte ({r['ablation_bytes']:,} bytes)", *kinds)]
-    for name in ("whole", *("without " + m for m in MECHANISMS)):
-        e = r[name]
-        ablations.append((name.replace("without ", "") if name != "whole" else "nothing",
-                          f"{e['ablation_bits_per_byte']:.3f}", *(f"{100 * e[kind]:.0f} %" for kind in kinds)))
-    end = f"\n\nAblated: {r['ablation_tasks']} tasks of each kind." if kinds else ""
-    return f"{head}\n\n{table(rows)}\n\n{table(ablations)}{end}"
+
+def results_part(r):
+    if "unfinished" in r:
+        raise SystemExit("card.py: the results are unfinished; let evaluate.py end")
+    bits, loss, percent = "{:.3f}".format, "{:+.3f}".format, lambda x: f"{100 * x:.0f} %"
+    solved = lambda f: f"{f['right']} of {f['of']} ({between(f, percent)})"
+    whole, kinds = r["whole"], [k for k in ("needle", "copy") if k in r["whole"]]
+    text = whole["bits_per_byte"]
+    rows = [("what", "measured (95 %)"),
+            (f"bits per byte, {text['documents']:,} held-out documents, {text['bytes']:,} bytes in sequences of at "
+             f"most {r['sequence_tokens']:,} tokens", f"{bits(text['value'])} ({between(text, bits)})"),
+            ("xz -9 on the same bytes, joined", bits(r["xz9_bits_per_byte"]))]
+    rows += [(f"{kind} tasks of {r['task_tokens']:,} tokens solved", solved(whole[kind])) for kind in kinds]
+    some = r["without " + MECHANISMS[0]]
+    kinds = [k for k in kinds if k in some]
+    ablations = [("without", "bits per byte", "loss (95 %)", *(f"{kind} tasks solved (95 %)" for kind in kinds))]
+    for name in MECHANISMS:
+        e = r["without " + name]
+        ablations.append((name, bits(e["bits_per_byte"]["value"]), f"{loss(e['loss']['value'])} "
+                          f"({between(e['loss'], loss)})", *(solved(e[kind]) for kind in kinds)))
+    return f"""## What it can do
+
+Measured with `cedar score` in exact mode ({r['backend']}, {r['arith']}; {r['version'].split(', built')[0]}) by
+`tools/train/evaluate.py`. Intervals: bootstrap over documents, Wilson for tasks.
+
+{table(rows)}
+
+Without a mechanism (an edited checkpoint), on {some['loss']['documents']:,} of the documents, {some['loss']['bytes']:,}
+bytes; the loss is against the whole model on the same bytes:
+
+{table(ablations)}"""
 
 
 def limits_part(config):

@@ -8,10 +8,14 @@ An ablation is an edited checkpoint: the engine runs it as any other.
   global     latents of all KV sources are zero and "index_topk" is 1: one key that says nothing is left
   engram     the value rows of the Engram projections are zero
   indexer    the head weights of all indexers are zero: the scores are equal, and the first entries are picked
+
+Intervals are for 95 %: of bits per byte and of the loss without a mechanism a bootstrap over documents (of the loss
+paired: the same bytes with and without it), of tasks Wilson's. RESULTS.json is written anew while it goes on; until
+all is measured, "unfinished" is true in it.
 """
 import argparse
 import csv
-import io
+import itertools
 import json
 import lzma
 import math
@@ -19,6 +23,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+import time
 
 import numpy as np
 
@@ -26,6 +31,9 @@ import data
 import export
 
 MECHANISMS = ("window", "global", "engram", "indexer")
+TASKS = ("needle", "copy")
+RESAMPLES = 10_000
+PAUSE_S = 10            # between two lines of progress
 
 
 # --- asking the engine ------------------------------------------------------------------------------------------------
@@ -34,40 +42,47 @@ class Engine:
     """cedar score with a model."""
 
     def __init__(self, cedar, backend, arith):
-        self.words = [cedar, "score", "--backend", backend, "--arith", arith]
+        self.words = [cedar, "score", "--backend", backend, "--arith", arith, "--rows"]
 
-    def score(self, directory, sequences, rows=False):
-        """One dict of the CSV per sequence; rows: one list of dicts per sequence."""
+    def score(self, directory, sequences):
+        """From one start of cedar, each sequence as it comes: (nats of tokens 1.., whether each was the likeliest)."""
         with tempfile.TemporaryDirectory() as d:
             files = [os.path.join(d, f"{k}.bin") for k in range(len(sequences))]
             for file, ids in zip(files, sequences):
                 ids.astype("<i4").tofile(file)
-            words = self.words + ["--model", directory] + (["--rows"] if rows else []) + files
-            out = subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True).stdout
-        lines = list(csv.DictReader(io.StringIO(out)))
-        return [[l for l in lines if l["file"] == f] for f in files] if rows else lines
+            words = self.words + ["--model", directory] + files
+            with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as running:
+                lines = csv.reader(running.stdout)
+                next(lines, None)
+                for _, rows in itertools.groupby(lines, lambda row: row[0]):
+                    _, _, token, likeliest, logp = zip(*rows)
+                    yield -np.array(logp, float), np.array(token) == np.array(likeliest)
+            if running.returncode:
+                raise SystemExit(f"evaluate.py: cedar score failed with {running.returncode}")
 
 
-def text_sequences(documents, most, length):
-    """Held-out documents up to `most` bytes in pieces of `length` tokens -> sequences, their bytes joined."""
-    sequences, used = [], b""
-    for text in documents:
-        for at in range(0, len(text), length - 1):
-            if len(used) >= most:
-                return sequences, used
-            piece = text[at:at + length - 1][:most - len(used)]
-            sequences.append(data.tokens([(piece, 1.)])[0])
-            used += piece
-    return sequences, used
+class Text:
+    """Held-out documents up to `most` bytes in pieces of `length` tokens: ids, bytes and document of each piece."""
 
+    def __init__(self, documents, most, length):
+        self.ids, self.sizes, self.document, used = [], [], [], b""
+        for k, text in enumerate(documents):
+            for at in range(0, len(text), length - 1):
+                piece = text[at:at + length - 1][:most - len(used)]
+                if piece:
+                    self.ids.append(data.tokens([(piece, 1.)])[0])
+                    self.sizes.append(len(piece))
+                    self.document.append(k)
+                    used += piece
+        self.xz = 8 * len(lzma.compress(used, preset=9)) / len(used)
 
-def bits_per_byte(engine, directory, sequences, size):
-    nats = sum(float(r["nats"]) for r in engine.score(directory, sequences))
-    return nats / math.log(2) / size
+    def pieces_of(self, size):
+        """How many pieces from the first on have `size` bytes or more; all, when there are fewer."""
+        return min(int(np.searchsorted(np.cumsum(self.sizes), size)) + 1, len(self.sizes))
 
 
 def tasks(documents, kind, count, length):
-    """(ids, which tokens are the answer) of made tasks."""
+    """(ids, which tokens from 1 on are the answer) of made tasks."""
     out = []
     for k in range(count):
         rng = np.random.default_rng([99, data.KINDS.index(kind), k])
@@ -77,16 +92,45 @@ def tasks(documents, kind, count, length):
             parts = data.copy(rng, documents, length, blocks=1, far=True)
         ids, weights = data.tokens(parts)
         assert len(ids) <= length + 100, len(ids)
-        out.append((ids, weights >= 4))
+        out.append((ids, weights[1:] >= 4))
     return out
 
 
-def solved(engine, directory, made):
-    """Share of tasks whose every answer token is the most likely one."""
-    right = 0
-    for (ids, answer), rows in zip(made, engine.score(directory, [ids for ids, _ in made], rows=True)):
-        right += all(r["token"] == r["likeliest"] for r in rows if answer[int(r["position"])])
-    return right / len(made)
+# --- figures with their intervals -------------------------------------------------------------------------------------
+
+def bits(nats, sizes, documents):
+    """Bits a byte of pieces of documents, with a bootstrap over the documents."""
+    documents = np.unique(documents, return_inverse=True)[1]
+    nats, sizes = np.bincount(documents, nats), np.bincount(documents, sizes)
+    picks = np.random.default_rng(17).integers(len(sizes), size=(RESAMPLES, len(sizes)))
+    low, high = np.percentile(nats[picks].sum(1) / sizes[picks].sum(1), (2.5, 97.5)) / math.log(2)
+    return {"value": nats.sum() / sizes.sum() / math.log(2), "low": low, "high": high, "documents": len(sizes),
+            "bytes": int(sizes.sum())}
+
+
+def share(right, of):
+    """A share with its Wilson interval."""
+    p, z = right / of, 1.959964
+    middle, half = p + z * z / (2 * of), z * math.sqrt(p * (1 - p) / of + z * z / (4 * of * of))
+    low, high = ((middle + side * half) / (1 + z * z / of) for side in (-1, 1))
+    return {"right": right, "of": of, "low": max(low, 0.), "high": min(high, 1.)}
+
+
+def summary(scored, made, text, whole=None):
+    """Figures of what was scored so far: tasks, then pieces of text. whole: nats of the pieces with every mechanism."""
+    r, at = {}, 0
+    for kind, those in made.items():
+        right = [bool(ok[answer].all()) for (_, ok), (_, answer) in zip(scored[at:], those)]
+        at += len(those)
+        if right:
+            r[kind] = share(sum(right), len(right))
+    nats = np.array([n.sum() for n, _ in scored[at:]])
+    if len(nats):
+        of = text.sizes[:len(nats)], text.document[:len(nats)]
+        r["bits_per_byte"] = bits(nats, *of)
+        if whole is not None:
+            r["loss"] = bits(nats - whole[:len(nats)], *of)
+    return r
 
 
 # --- ablations --------------------------------------------------------------------------------------------------------
@@ -124,31 +168,56 @@ def zero(name, a, mechanism, hidden):
 
 # --- the whole --------------------------------------------------------------------------------------------------------
 
+def write(path, results):
+    with open(path, "w") as f:
+        json.dump(results, f, indent=1)
+        f.write("\n")
+
+
+def score_all(engine, directory, made, text, pieces, show):
+    """All tasks, then so many pieces of text; show(what was scored) now and then."""
+    sequences = [ids for those in made.values() for ids, _ in those] + text.ids[:pieces]
+    scored, shown = [], time.monotonic()
+    for one in engine.score(directory, sequences):
+        scored.append(one)
+        if time.monotonic() - shown > PAUSE_S:
+            show(scored, len(sequences))
+            shown = time.monotonic()
+    return scored
+
+
 def measure(a):
-    """All numbers as a dict."""
+    """Writes all numbers to a.out, and while it goes on what there is."""
     corpus, engine = data.Corpus(a.corpus), Engine(a.cedar, a.backend, a.arith)
-    sequences, used = text_sequences(corpus.held, a.bytes, a.length)
-    made = {kind: tasks(corpus.held, kind, a.tasks, a.task_length) for kind in ("needle", "copy")}
-    version = subprocess.run([a.cedar, "--version"], stdout=subprocess.PIPE, text=True)
-    xz = 8 * len(lzma.compress(used, preset=9)) / len(used)
+    text = Text(corpus.held, a.bytes, a.length)
+    made = {kind: tasks(corpus.held, kind, a.tasks, a.task_length) for kind in TASKS}
+    version = subprocess.run([a.cedar, "--version"], check=True, stdout=subprocess.PIPE, text=True)
     r = {"model": os.path.basename(os.path.normpath(a.model)), "backend": a.backend, "arith": a.arith,
-         "bytes": len(used), "sequence_tokens": a.length, "xz9_bits_per_byte": xz, "tasks": a.tasks,
-         "task_tokens": a.task_length, "version": version.stdout.strip()}
-    small, small_used = text_sequences(corpus.held, min(a.bytes, a.ablation_bytes), a.length)
+         "sequence_tokens": a.length, "task_tokens": a.task_length, "version": version.stdout.strip(),
+         "xz9_bits_per_byte": text.xz, "unfinished": True}
+    started, whole = time.monotonic(), None
     with tempfile.TemporaryDirectory() as d:
         for mechanism in ("", *MECHANISMS):
-            directory = os.path.join(d, mechanism) if mechanism else a.model
+            directory, name, pieces = a.model, "whole", len(text.ids)
             if mechanism:
+                directory, name, pieces = os.path.join(d, mechanism), "without " + mechanism, \
+                    text.pieces_of(a.ablation_bytes)
                 ablate(a.model, directory, mechanism)
-            each = {"ablation_bits_per_byte": bits_per_byte(engine, directory, small, len(small_used))}
+                made = {kind: those[:a.ablation_tasks] for kind, those in made.items()}
+
+            def show(scored, of):
+                r[name] = summary(scored, made, text, whole)
+                write(a.out, r)
+                print(f"{time.monotonic() - started:.0f} s, {name}, {len(scored)} of {of} sequences:",
+                      json.dumps(r[name]), flush=True)
+
+            scored = score_all(engine, directory, made, text, pieces, show)
+            show(scored, len(scored))
             if not mechanism:
-                each["bits_per_byte"] = bits_per_byte(engine, directory, sequences, len(used))
-            count = a.ablation_tasks if mechanism else a.tasks
-            each.update({kind: solved(engine, directory, m[:count]) for kind, m in made.items() if count})
-            r["without " + mechanism if mechanism else "whole"] = each
-            print(mechanism or "whole", json.dumps(each), flush=True)
-    r["ablation_bytes"], r["ablation_tasks"] = len(small_used), a.ablation_tasks
-    return r
+                whole = np.array([nats.sum() for nats, _ in scored[-pieces:]])
+    r["seconds"] = time.monotonic() - started
+    del r["unfinished"]
+    write(a.out, r)
 
 
 def main():
@@ -161,16 +230,12 @@ def main():
     a.add_argument("--backend", default="cpu")
     a.add_argument("--arith", default="f32")
     a.add_argument("--bytes", type=int, default=2_000_000, help="of held-out text")
-    a.add_argument("--ablation-bytes", type=int, default=200_000)
+    a.add_argument("--ablation-bytes", type=int, default=200_000, help="of them for an ablation, in whole sequences")
     a.add_argument("--length", type=int, default=8192, help="tokens of a sequence of text")
     a.add_argument("--tasks", type=int, default=100, help="of each kind")
     a.add_argument("--ablation-tasks", type=int, default=30, help="0: ablations are measured by bits per byte alone")
     a.add_argument("--task-length", type=int, default=4096)
-    a = a.parse_args()
-    results = measure(a)
-    with open(a.out, "w") as f:
-        json.dump(results, f, indent=1)
-        f.write("\n")
+    measure(a.parse_args())
 
 
 if __name__ == "__main__":
