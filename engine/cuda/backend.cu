@@ -449,16 +449,21 @@ static cedar_status upload_weights(cuda_backend *b, cedar_err *err) {
 
 /* --- opening ------------------------------------------------------------------------------------------------------ */
 
+/* Also while one of them runs: it goes when it has ended. */
+static void drop_graphs(cuda_backend *b) {
+    for (int i = 0; i < GRAPHS_MAX; i++) {
+        if (b->graphs[i].exec) cudaGraphExecDestroy(b->graphs[i].exec);
+        b->graphs[i].exec = NULL;
+    }
+}
+
 static void cuda_close(void *self) {
     cuda_backend *b = (cuda_backend *)self;
     if (!b) return;
     cudaSetDevice(b->device);
-    if (b->rank) {
-        if (b->rank->shard.rank == 0) nccl_close(b->n);
-        peers_close(&b->link);
-    }
-    for (int i = 0; i < GRAPHS_MAX; i++)
-        if (b->graphs[i].exec) cudaGraphExecDestroy(b->graphs[i].exec);
+    drop_graphs(b);
+    if (b->n) nccl_leave(b->n, (int)b->rank->shard.rank);
+    if (b->rank) peers_close(&b->link);
     if (b->stream) cudaStreamDestroy(b->stream);
     for (int i = 0; i < SIDES; i++) {
         if (b->side[i]) cudaStreamDestroy(b->side[i]);
@@ -627,7 +632,10 @@ static cedar_status wait_for_ranks(cuda_backend *b, const char *what, cedar_err 
         (void)cudaGetLastError();
         if (cedar_ranks_broken(rank->group)) {
             peers_stop(&b->link);
-            if (b->n) nccl_stop(b->n, (int)rank->shard.rank);
+            if (b->n) {
+                drop_graphs(b);
+                nccl_stop(b->n, (int)rank->shard.rank);
+            }
         }
         sched_yield();
     }

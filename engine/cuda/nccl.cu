@@ -13,7 +13,7 @@ enum { NCCL_SUM = 0, NCCL_FLOAT = 7, NCCL_DOUBLE = 8, NCCL_BF16 = 9 };
 
 struct nccl {
     void *library;
-    int ranks, last;                    /* last: a result that was not 0 */
+    int ranks, users, last;             /* users: ranks that have not left; last: a result that was not 0 */
     void *comm[CEDAR_CUDA_RANKS_MAX];
     int (*init_all)(void **comms, int count, const int *devices);
     int (*abort)(void *comm);
@@ -82,10 +82,10 @@ static cedar_status connect_all(nccl *n, const int *devices, uint64_t bytes, ced
 cedar_status nccl_open(int ranks, const int *devices, uint64_t bytes, nccl **out, cedar_err *err) {
     nccl *n = (nccl *)cedar_calloc(1, sizeof *n);
     if (!n) return cedar_fail(err, CEDAR_E_OOM, "no memory for NCCL");
+    n->ranks = n->users = ranks;
     cedar_status st = find_all(n, err);
     if (!st && (n->last = n->init_all(n->comm, ranks, devices)))
         st = cedar_fail(err, CEDAR_E_NCCL, "NCCL cannot connect %d GPUs: %s", ranks, n->error_string(n->last));
-    n->ranks = st ? 0 : ranks;
     if (!st) st = connect_all(n, devices, bytes, err);
     if (st) {
         nccl_close(n);
@@ -95,17 +95,21 @@ cedar_status nccl_open(int ranks, const int *devices, uint64_t bytes, nccl **out
     return CEDAR_OK;
 }
 
+/* Aborts: a rank may wait for one that failed. It returns when no graph holds a sum any more. */
 void nccl_stop(nccl *n, int rank) {
     if (n->comm[rank]) n->abort(n->comm[rank]);
     n->comm[rank] = NULL;
 }
 
-/* Ends what is still under way: a rank may wait for one that failed. */
-void nccl_close(nccl *n) {
-    if (!n) return;
-    for (int r = 0; r < n->ranks; r++) nccl_stop(n, r);
+void nccl_leave(nccl *n, int rank) {
+    nccl_stop(n, rank);
+    if (__atomic_sub_fetch(&n->users, 1, __ATOMIC_ACQ_REL)) return;
     if (n->library) dlclose(n->library);
     cedar_free(n);
+}
+
+void nccl_close(nccl *n) {
+    for (int r = 0, ranks = n ? n->ranks : 0; r < ranks; r++) nccl_leave(n, r);
 }
 
 bool nccl_sum(nccl *n, int rank, const void *x, void *y, uint64_t count, int real_bytes, cudaStream_t s) {

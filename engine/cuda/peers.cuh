@@ -87,9 +87,11 @@ struct nccl;
 /* For all ranks at once; devices [ranks] are distinct. Sums of up to `bytes` are connected here. Another device may be
  * the current one afterwards. */
 cedar_status nccl_open(int ranks, const int *devices, uint64_t bytes, nccl **out, cedar_err *err);
-void nccl_close(nccl *n);
-/* By this rank's thread: ends its sums that wait for others. It makes no more. */
+/* By this rank's thread, when no graph of it holds a sum: ends its sums that wait for others. It makes no more. */
 void nccl_stop(nccl *n, int rank);
+/* The same, and the last rank to leave closes n. nccl_close: all leave. */
+void nccl_leave(nccl *n, int rank);
+void nccl_close(nccl *n);
 /* Sum of the ranks' x [count] into y. real_bytes: 2 is bf16. False: it failed (nccl_error). */
 bool nccl_sum(nccl *n, int rank, const void *x, void *y, uint64_t count, int real_bytes, cudaStream_t s);
 /* Around calls for several ranks by one thread. */
