@@ -1382,8 +1382,8 @@ template <class A> struct forward {
         g->used = ++b->graph_clock;
         if (built) {
             cudaGraph_t graph = NULL;
-            st = check(cudaStreamBeginCapture(s, b->n ? cudaStreamCaptureModeRelaxed : cudaStreamCaptureModeThreadLocal),
-                       "beginning a graph", err);
+            cudaStreamCaptureMode mode = b->n ? cudaStreamCaptureModeRelaxed : cudaStreamCaptureModeThreadLocal;
+            st = check(cudaStreamBeginCapture(s, mode), "beginning a graph", err);
             if (st) return st;
             launches(out);
             cudaError_t e = cudaStreamEndCapture(s, &graph);

@@ -76,7 +76,8 @@ static cedar_status connect_all(nccl *n, const int *devices, uint64_t bytes, ced
         cudaFree(end[r].x);
     }
     if (!ok) return cedar_fail(err, CEDAR_E_NCCL, "NCCL cannot connect %d GPUs: %s", n->ranks, nccl_error(n));
-    return e ? cedar_fail(err, CEDAR_E_CUDA, "CUDA: the first sums by NCCL failed: %s", cudaGetErrorString(e)) : CEDAR_OK;
+    if (e) return cedar_fail(err, CEDAR_E_CUDA, "CUDA: the first sums by NCCL failed: %s", cudaGetErrorString(e));
+    return CEDAR_OK;
 }
 
 cedar_status nccl_open(int ranks, const int *devices, uint64_t bytes, nccl **out, cedar_err *err) {
