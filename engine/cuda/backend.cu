@@ -57,7 +57,7 @@ struct work {
 enum { SCORE_BATCH = 128, ATTENTION_BATCH = 528, MOE_BATCH = 2048, HEAD_BATCH = 64, SUM_BATCH = 2048 };
 
 /* Up to this many rows the sum over the ranks can be fused with what follows. Between two H200 it paid at every size
- * measured, 1 to 2,048 (docs/evidence/2026-11-30-h200-ranks.md); with more ranks, which all send to all, 16 is a guess. */
+ * measured, 1 to 2,048 rows (docs/evidence/2026-11-30-h200-ranks.md). More ranks all send to all: 16 is a guess. */
 static uint32_t fused_rows(uint32_t ranks) { return ranks == 2 ? 2048 : 16; }
 
 /* Inputs of a step, in pinned memory. */
