@@ -63,14 +63,14 @@ static __global__ void scores_kernel(dev d, uint32_t first, const void *iq_in, c
 }
 
 static int64_t list_max(const dev &d, bool pooled) {
-    return pooled ? (int64_t)d.candidate_blocks * d.candidate_block : d.context;
+    int64_t pool = (int64_t)d.candidate_blocks * d.candidate_block;
+    return pooled && pool < d.context ? pool : d.context;
 }
 
 template <class A>
 void launch_scores(const dev &d, uint32_t first, uint32_t n, const void *iq, const void *g, int part, int ratio,
                    bool pooled, cudaStream_t s) {
     int64_t count = list_max(d, pooled);
-    if (count > d.context) count = d.context;
     scores_kernel<A>
         <<<dim3((unsigned)((count + 127) / 128), n), 128, 0, s>>>(d, first, iq, g, part, ratio, pooled, count);
 }
@@ -93,10 +93,10 @@ template <class R> struct key_type;
 template <> struct key_type<double> { typedef unsigned long long type; };
 template <> struct key_type<float> { typedef unsigned type; };
 
-/* Picks the best k of score [count] by one block: radix select of the k-th key, then ascending compaction, taking the
- * lowest ids among equal keys. name(i) is what is written. Returns how many. */
-template <class R, class Name>
-static __device__ int select_block(const R *score, int64_t count, int k, int32_t *out, Name name) {
+/* Picks the best k of score(0) .. score(count - 1) by one block: radix select of the k-th key, then ascending
+ * compaction, taking the lowest ids among equal keys. name(i) is what is written. Returns how many. */
+template <class R, class Score, class Name>
+static __device__ int select_block(Score score, int64_t count, int k, int32_t *out, Name name) {
     typedef typename key_type<R>::type Key;
     enum { TOP = 8 * sizeof(Key) - 8 };
     __shared__ unsigned hist[256];
@@ -111,7 +111,7 @@ static __device__ int select_block(const R *score, int64_t count, int k, int32_t
         for (int b = threadIdx.x; b < 256; b += blockDim.x) hist[b] = 0;
         __syncthreads();
         for (int64_t i = threadIdx.x; i < count; i += blockDim.x) {
-            Key u = key_of(score[i]);
+            Key u = key_of((R)score(i));
             /* counts: order cannot matter */
             if (u && (shift == TOP || u >> (shift + 8) == prefix >> (shift + 8)))
                 atomicAdd(&hist[u >> shift & 255], 1u);
@@ -146,13 +146,13 @@ static __device__ int select_block(const R *score, int64_t count, int k, int32_t
             i1 = i0 + stretch < count ? i0 + stretch : count;
     unsigned mine_above = 0, mine_equal = 0, all_above, all_equal, most = (unsigned)remaining;
     for (int64_t i = i0; i < i1; i++) {
-        Key u = key_of(score[i]);
+        Key u = key_of((R)score(i));
         mine_above += u > prefix;
         mine_equal += u && u == prefix;
     }
     unsigned above = scan_block(mine_above, &all_above), equal = scan_block(mine_equal, &all_equal);
     for (int64_t i = i0; i < i1; i++) {
-        Key u = key_of(score[i]);
+        Key u = key_of((R)score(i));
         bool taken = u > prefix || (u && u == prefix && equal < most);
         if (taken) out[above + (equal < most ? equal : most)] = name(i);
         above += u > prefix;
@@ -172,24 +172,84 @@ struct entry_name {
     __device__ int32_t operator()(int64_t n) const { return (int32_t)entry_at(d, row, n, visible, pooled); }
 };
 
-struct same_name {
-    __device__ int32_t operator()(int64_t n) const { return (int32_t)n; }
+/* Numbers from `from` on. */
+struct number_name {
+    int64_t from;
+    __device__ int32_t operator()(int64_t n) const { return (int32_t)(from + n); }
 };
+
+template <class R> struct scores_in_order {
+    const R *score;
+    __device__ R operator()(int64_t i) const { return score[i]; }
+};
+
+/* Of listed numbers; -1 is none. */
+template <class R> struct scores_of_list {
+    const R *score;
+    const int32_t *list;
+    __device__ R operator()(int64_t i) const { return list[i] < 0 ? (R)-INFINITY : score[list[i]]; }
+};
+
+struct listed_name {
+    entry_name entry;
+    const int32_t *list;
+    __device__ int32_t operator()(int64_t i) const { return entry(list[i]); }
+};
+
+static __device__ int64_t list_count(const dev &d, uint32_t row, int64_t visible, bool pooled) {
+    int64_t count = pooled ? (int64_t)d.pool_count[row] * d.candidate_block : visible;
+    return count < d.context ? count : d.context;
+}
 
 template <class A> static __global__ void select_kernel(dev d, uint32_t first, int ratio, bool pooled) {
     typedef typename A::real real;
     uint32_t row = d.active[first + blockIdx.x];
+    int64_t visible = (d.row_pos[row] + 1) / ratio;
+    select_block<real>(scores_in_order<real>{ (const real *)d.scores + (uint64_t)blockIdx.x * d.context },
+                       list_count(d, row, visible, pooled), d.topk, d.topk_ids + (uint64_t)row * d.topk,
+                       entry_name{ d, row, visible, pooled });
+}
+
+/* A long list of few rows: the best of each slice by a block of its own, then the best of those. Slices and what they
+ * keep stand in ascending order, so equal keys are taken as by one block. What slices keep lies in block_scores. */
+enum { SLICE = 8192, SPLIT_ROWS = 16 };
+
+template <class A> static __global__ void select_slice(dev d, uint32_t first, int ratio, bool pooled) {
+    typedef typename A::real real;
+    uint32_t row = d.active[first + blockIdx.y];
+    int64_t from = (int64_t)blockIdx.x * SLICE, visible = (d.row_pos[row] + 1) / ratio,
+            left = list_count(d, row, visible, pooled) - from;
+    if (left <= 0) return;
+    int32_t *list = (int32_t *)d.block_scores + (uint64_t)blockIdx.y * d.context + (uint64_t)blockIdx.x * d.topk;
+    select_block<real>(scores_in_order<real>{ (const real *)d.scores + (uint64_t)blockIdx.y * d.context + from },
+                       left < SLICE ? left : SLICE, d.topk, list, number_name{ from });
+}
+
+template <class A> static __global__ void select_merge(dev d, uint32_t first, int ratio, bool pooled) {
+    typedef typename A::real real;
+    uint32_t row = d.active[first + blockIdx.x];
     int64_t visible = (d.row_pos[row] + 1) / ratio,
-            count = pooled ? (int64_t)d.pool_count[row] * d.candidate_block : visible;
-    if (count > d.context) count = d.context;
-    entry_name name = { d, row, visible, pooled };
-    select_block((const real *)d.scores + (uint64_t)blockIdx.x * d.context, count, d.topk,
-                 d.topk_ids + (uint64_t)row * d.topk, name);
+            slices = (list_count(d, row, visible, pooled) + SLICE - 1) / SLICE;
+    const int32_t *list = (const int32_t *)d.block_scores + (uint64_t)blockIdx.x * d.context;
+    int32_t *out = d.topk_ids + (uint64_t)row * d.topk;
+    listed_name name = { { d, row, visible, pooled }, list };
+    if (slices > 1) {
+        select_block<real>(scores_of_list<real>{ (const real *)d.scores + (uint64_t)blockIdx.x * d.context, list },
+                           slices * d.topk, d.topk, out, name);
+        return;
+    }
+    for (int i = threadIdx.x; i < d.topk; i += blockDim.x) out[i] = slices && list[i] >= 0 ? name(i) : -1;
 }
 
 template <class A>
 void launch_select(const dev &d, uint32_t first, uint32_t n, int ratio, bool pooled, cudaStream_t s) {
-    select_kernel<A><<<n, 1024, 0, s>>>(d, first, ratio, pooled);
+    int64_t longest = list_max(d, pooled);
+    if (n > SPLIT_ROWS || longest <= 2 * SLICE || 2 * d.topk > SLICE) {
+        select_kernel<A><<<n, 1024, 0, s>>>(d, first, ratio, pooled);
+        return;
+    }
+    select_slice<A><<<dim3((unsigned)((longest + SLICE - 1) / SLICE), n), 1024, 0, s>>>(d, first, ratio, pooled);
+    select_merge<A><<<n, 1024, 0, s>>>(d, first, ratio, pooled);
 }
 
 template <class A> static __global__ void pool_kernel(dev d, uint32_t first, int ratio) {
@@ -205,7 +265,8 @@ template <class A> static __global__ void pool_kernel(dev d, uint32_t first, int
         best[b] = b == blocks - 1 ? (real)INFINITY : top;       /* the newest visible entry's block is always kept */
     }
     __syncthreads();
-    int n = select_block(best, blocks, d.candidate_blocks, d.pool + (uint64_t)row * d.candidate_blocks, same_name());
+    int n = select_block<real>(scores_in_order<real>{ best }, blocks, d.candidate_blocks,
+                               d.pool + (uint64_t)row * d.candidate_blocks, number_name{ 0 });
     if (threadIdx.x == 0) d.pool_count[row] = n;
 }
 

@@ -306,6 +306,26 @@ void gpu_select(gpu_world *w, const float *scores, int ratio, int32_t *ids) {
     gpu_get(ids, w->d.topk_ids, (size_t)w->count * w->d.topk * 4);
 }
 
+void gpu_select_long(const float *scores, uint32_t count, uint32_t context, const uint32_t *pos, int k, int32_t *ids) {
+    dev d = {};
+    size_t bytes = (size_t)count * context * 4;
+    uint32_t *active = (uint32_t *)calloc(count, sizeof *active);
+    for (uint32_t r = 0; r < count; r++) active[r] = r;
+    d.context = (int32_t)context;
+    d.topk = k;
+    d.active = (uint32_t *)gpu_put(active, count * sizeof *active);
+    d.row_pos = (uint32_t *)gpu_put(pos, count * sizeof *pos);
+    d.scores = gpu_put(scores, bytes);
+    d.block_scores = gpu_put(NULL, bytes);
+    d.topk_ids = (int32_t *)gpu_put(NULL, (size_t)count * (size_t)k * 4);
+    launch_select<bf16>(d, 0, count, 1, false, 0);
+    wait_for("launch_select");
+    gpu_get(ids, d.topk_ids, (size_t)count * (size_t)k * 4);
+    void *all[] = { d.active, d.row_pos, d.scores, d.block_scores, d.topk_ids };
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) gpu_drop(all[i]);
+    free(active);
+}
+
 static __global__ void narrow(const float *x, uint64_t count, __nv_bfloat16 *out) {
     for (uint64_t i = blockIdx.x * 256ull + threadIdx.x; i < count; i += gridDim.x * 256ull)
         out[i] = __float2bfloat16_rn(x[i]);

@@ -76,6 +76,8 @@ void gpu_world_close(gpu_world *w);
 void gpu_scores(gpu_world *w, const float *iq, const float *g, int part, int ratio, float *scores);
 /* host scores [count, context] -> host ids [count, topk] */
 void gpu_select(gpu_world *w, const float *scores, int ratio, int32_t *ids);
+/* Best k of row r's first pos[r] + 1 scores, of `context` each. */
+void gpu_select_long(const float *scores, uint32_t count, uint32_t context, const uint32_t *pos, int k, int32_t *ids);
 /* q [count, heads, head_dim] as wq_b leaves it, host ids [count, topk] (NULL: none) -> host packed [count, heads *
  * head_dim], rotated back. many: by the kernels for many rows, woven. */
 bool gpu_attention_can(const gpu_world *w);

@@ -842,31 +842,65 @@ static int better(const void *a, const void *b) {
 static int ascending(const void *a, const void *b) { return *(const int32_t *)a < *(const int32_t *)b ? -1 : 1; }
 
 /* `kinds` different scores: 1 is all equal, few are many ties, 0 is any. */
+static float *random_scores(size_t count, uint32_t kinds) {
+    float *scores = malloc(count * sizeof *scores);
+    for (size_t i = 0; i < count; i++) scores[i] = kinds ? (float)draw(kinds) - 2 : normal();
+    return scores;
+}
+
+static void check_picks(const float *scores, uint32_t visible, int k, const int32_t *ids, const char *what) {
+    int32_t *want = malloc((size_t)k * sizeof *want);
+    scored *list = malloc(visible * sizeof *list);
+    for (uint32_t i = 0; i < visible; i++) list[i] = (scored){ scores[i], (int32_t)i };
+    qsort(list, visible, sizeof *list, better);
+    int n = visible < (uint32_t)k ? (int)visible : k;
+    for (int i = 0; i < n; i++) want[i] = list[i].id;
+    qsort(want, (size_t)n, sizeof *want, ascending);
+    for (int i = n; i < k; i++) want[i] = -1;
+    ck_assert_msg(!memcmp(want, ids, (size_t)k * sizeof *want), "%s: other picks", what);
+    free(want);
+    free(list);
+}
+
 static void check_select(uint32_t count, uint32_t pos, uint32_t kinds) {
     world w = make_world(count, pos, 0);
-    int k = w.c.index_topk;
-    float *scores = malloc((size_t)count * CONTEXT * sizeof *scores);
-    int32_t *ids = malloc((size_t)count * (size_t)k * sizeof *ids), *want = malloc((size_t)k * sizeof *want);
-    scored *list = malloc(CONTEXT * sizeof *list);
-    for (size_t i = 0; i < (size_t)count * CONTEXT; i++) scores[i] = kinds ? (float)draw(kinds) - 2 : normal();
+    size_t k = (size_t)w.c.index_topk;
+    float *scores = random_scores((size_t)count * CONTEXT, kinds);
+    int32_t *ids = malloc(count * k * sizeof *ids);
     gpu_select(w.gpu, scores, 1, ids);
     for (uint32_t r = 0; r < count; r++) {
-        uint32_t visible = pos + r + 1;
-        for (uint32_t i = 0; i < visible; i++) list[i] = (scored){ scores[(size_t)r * CONTEXT + i], (int32_t)i };
-        qsort(list, visible, sizeof *list, better);
-        int n = visible < (uint32_t)k ? (int)visible : k;
-        for (int i = 0; i < n; i++) want[i] = list[i].id;
-        qsort(want, (size_t)n, sizeof *want, ascending);
-        for (int i = n; i < k; i++) want[i] = -1;
-        ck_assert_msg(!memcmp(want, ids + (size_t)r * (size_t)k, (size_t)k * sizeof *want),
-                      "%u rows, row %u of %u entries, %u kinds: other picks", count, r, visible, kinds);
+        char what[80];
+        snprintf(what, sizeof what, "%u rows, row %u of %u entries, %u kinds", count, r, pos + r + 1, kinds);
+        check_picks(scores + (size_t)r * CONTEXT, pos + r + 1, (int)k, ids + r * k, what);
     }
     free(scores);
     free(ids);
-    free(want);
-    free(list);
     drop_world(&w);
 }
+
+/* Contexts that are cut into slices: a row in one slice, at its end, in all. */
+static void check_select_long(uint32_t context, uint32_t kinds) {
+    enum { K = 512, COUNT = 6 };
+    const uint32_t pos[COUNT] = { 10, 8191, 8192, 16500, context - 1, context / 2 };
+    float *scores = random_scores((size_t)COUNT * context, kinds);
+    int32_t *ids = malloc((size_t)COUNT * K * sizeof *ids);
+    gpu_select_long(scores, COUNT, context, pos, K, ids);
+    for (uint32_t r = 0; r < COUNT; r++) {
+        char what[80];
+        snprintf(what, sizeof what, "%u of %u entries, %u kinds", pos[r] + 1, context, kinds);
+        check_picks(scores + (size_t)r * context, pos[r] + 1, K, ids + r * K, what);
+    }
+    free(scores);
+    free(ids);
+}
+
+START_TEST(long_picks) {
+    static const uint32_t contexts[] = { 16501, 40000, 131072 };
+    gpu_start();
+    for (size_t i = 0; i < sizeof contexts / sizeof *contexts; i++)
+        for (uint32_t kinds = 0; kinds < 5; kinds++) check_select_long(contexts[i], kinds);
+}
+END_TEST
 
 START_TEST(picks) {
     static const uint32_t at[] = { 0, 1, 510, 511, 512, 1023, 1024, 2000 };
@@ -1023,6 +1057,7 @@ Suite *gpu_operators_suite(void) {
     tcase_add_test(t, activations);
     tcase_add_test(t, index_scores);
     tcase_add_test(t, picks);
+    tcase_add_test(t, long_picks);
     tcase_add_test(t, attention);
     suite_add_tcase(s, t);
     return s;
