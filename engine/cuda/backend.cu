@@ -864,6 +864,11 @@ template <class A> struct forward {
         });
         collapse(d.pre, k->attn_norm, d.x, d.xq, true, !draft && reads_plain(layer));
         fork(SIDE_KV, [&] { keys(k, layer, kind, draft); });
+        if constexpr (tensor)                   /* where keys lie; what they are is not read */
+            if (!draft && lists_early(layer))
+                fork(SIDE_SHARED, [&] {
+                    tensor_keys(d, 0, n, layer, part_of(layer), lo_of(layer), b->w.attention, s);
+                });
     }
 
     void keys(const cedar_block *k, int32_t layer, int kind, bool draft) {
@@ -873,8 +878,6 @@ template <class A> struct forward {
         tap_rows(b, CEDAR_TAP_WINDOW, layer, plan, list, n, d.window_rows, true, b->l.ring_row_bytes,
                  b->l.ring_row_bytes, TAP_BYTES, 1);
         if (c->is_kv_source[layer]) global_rows(k, layer);
-        if constexpr (tensor)
-            if (lists_early(layer)) tensor_keys(d, 0, n, layer, part_of(layer), lo_of(layer), b->w.attention, s);
     }
 
     void global_rows(const cedar_block *k, int32_t layer) {
@@ -1245,6 +1248,7 @@ template <class A> struct forward {
         if (c->is_index_source[layer]) index_query(k);
         join(SIDE_KV);
         join(SIDE_HC);
+        if (lists_early(layer)) join(SIDE_SHARED);
         if (c->is_index_source[layer]) select(layer);
         attend(k, layer);
         fork(SIDE_KV, [&] {                     /* the rings have been read; joined with the next layer's keys */
