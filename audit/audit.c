@@ -453,6 +453,7 @@ static cedar_engine_opts engine_options(const audit *x) {
     e.arith = arith_of(o->arith);
     e.threads = o->threads;
     e.gpus = o->gpus;
+    e.stop = x->host->stop;
     e.page_tokens = page;
     e.seq_count = o->arm_count + 4;     /* every arm's, the exact one's, a next one, a fork or a fault's scratch */
     e.page_count = e.seq_count * ((context + page - 1) / page + 1);
@@ -488,9 +489,9 @@ static cedar_status open_lane(audit *x, lane *l, const cedar_arm *arm, cedar_err
     return cedar_fail(err, CEDAR_E_OOM, "no memory for arm \"%s\"", arm->label);
 }
 
-static void close_lane(lane *l) {
+static cedar_status close_lane(lane *l, cedar_err *err) {
     if (l->track.engine) audit_track_end(&l->track);
-    cedar_engine_close(l->own);
+    cedar_status st = cedar_engine_close(l->own, err);
     audit_rows_free(&l->before);
     audit_rows_free(&l->after);
     audit_rows_free(&l->fresh);
@@ -498,6 +499,7 @@ static void close_lane(lane *l) {
     cedar_free(l->tally.doc);
     cedar_free(l->tally.needle);
     cedar_free(l->tally.greedy);
+    return st;
 }
 
 static cedar_status open_all(audit *x, cedar_err *err) {
@@ -537,11 +539,15 @@ static cedar_status open_all(audit *x, cedar_err *err) {
                       x->c->vocab);
 }
 
-static void close_all(audit *x) {
+/* Returns st, or, when that is CEDAR_OK, how closing went. */
+static cedar_status close_all(audit *x, cedar_status st, cedar_err *err) {
     if (x->compared) audit_job_wait(x->job);
-    for (uint32_t i = 0; x->lanes && i < x->o->arm_count; i++) close_lane(&x->lanes[i]);
-    close_lane(&x->exact);
-    cedar_engine_close(x->engine);
+    cedar_status left = CEDAR_OK;
+    for (uint32_t i = 0; x->lanes && i < x->o->arm_count; i++) {
+        cedar_status closed = close_lane(&x->lanes[i], err);
+        if (closed) left = closed;
+    }
+    cedar_status exact = close_lane(&x->exact, err), shared = cedar_engine_close(x->engine, err);
     audit_inside_free(x->inside);
     audit_greedy_free(&x->greedy);
     cedar_free(x->lanes);
@@ -552,6 +558,8 @@ static void close_all(audit *x) {
     audit_job_free(x->job);
     cedar_free(x->forced);
     cedar_free(x->result);
+    if (!left) left = exact ? exact : shared;
+    return st ? st : left;
 }
 
 static cedar_status emit_begin(audit *x, cedar_err *err) {
@@ -655,7 +663,7 @@ cedar_status cedar_audit(const cedar_audit_opts *o, int64_t audit_id, const ceda
         for (uint32_t i = 0; i < o->arm_count && !st; i++) st = end_arm(x, &x->lanes[i], &out->arms[i], err);
         st = end_all(x, st, out, err);
     }
-    close_all(x);
+    st = close_all(x, st, err);
     cedar_free(x);
     return st;
 }

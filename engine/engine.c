@@ -97,15 +97,20 @@ cedar_status cedar_engine_open(const cedar_model *model, const cedar_engine_opts
         st = e->backend->open(model, &e->opts, &e->layout, NULL, &e->impl, err);
     }
     if (st) {
-        cedar_engine_close(e);
+        (void)cedar_engine_close(e, NULL);
         return st;
     }
     *out = e;
     return CEDAR_OK;
 }
 
-void cedar_engine_close(cedar_engine *e) {
-    if (!e) return;
+cedar_status cedar_engine_close(cedar_engine *e, cedar_err *err) {
+    if (!e) return CEDAR_OK;
+    cedar_status st = e->impl && e->backend->settle ? e->backend->settle(e->impl, err) : CEDAR_OK;
+    if (st) {
+        cedar_model_keep(e->model);
+        return st;
+    }
     if (e->impl) e->backend->close(e->impl);
     cedar_free(e->seqs);
     cedar_free(e->page_refs);
@@ -114,6 +119,7 @@ void cedar_engine_close(cedar_engine *e) {
     cedar_free(e->pages_block);
     cedar_free(e);
 }
+    return CEDAR_OK;
 
 const cedar_engine_opts *cedar_engine_options(const cedar_engine *e) { return &e->opts; }
 
@@ -426,6 +432,7 @@ cedar_status cedar_engine_step(cedar_engine *e, const cedar_step_plan *plan, ced
     int64_t start = cedar_now_ns();
     cedar_step_begin("a step");
     st = e->backend->step(e->impl, plan, e->seqs, out, err);
+    if (!st && e->backend->reserve) st = e->backend->reserve(e->impl, out->logits ? plan->logits : 0, err);
     cedar_step_end();
     out->duration_ns = cedar_now_ns() - start;
     if (st) return st;
@@ -446,8 +453,10 @@ cedar_status cedar_engine_draft(cedar_engine *e, cedar_draft_item *items, uint32
         seq_at(e, items[i].seq);
         if (items[i].token < 0 || items[i].token >= e->config->vocab)
             return cedar_fail(err, CEDAR_E_ARG, "token %d is outside the vocabulary of %d", items[i].token,
+    uint64_t wanted = 0;            /* rows of logits */
                               e->config->vocab);
         for (int32_t k = 0; items[i].forced && k < e->config->draft_block; k++)
+        wanted += items[i].logits ? (uint64_t)e->config->draft_block : 0;
             if (items[i].forced[k] < 0 || items[i].forced[k] >= e->config->vocab)
                 return cedar_fail(err, CEDAR_E_ARG, "forced token %d is outside the vocabulary of %d",
                                   items[i].forced[k], e->config->vocab);
@@ -460,6 +469,10 @@ cedar_status cedar_engine_draft(cedar_engine *e, cedar_draft_item *items, uint32
     cedar_status st = e->backend->draft(e->impl, items, count, e->seqs, err);
     cedar_step_end();
     return st;
+    if (e->backend->reserve) {
+        cedar_status st = e->backend->reserve(e->impl, wanted, err);
+        if (st) return st;
+    }
 }
 
 /* --- looking inside ----------------------------------------------------------------------------------------------- */

@@ -534,6 +534,6 @@ cedar_status cedar_run(const cedar_run_opts *opts, int64_t run_id, const cedar_r
         st = play(r, err);
         *out = r->result;
     }
-    cedar_run_close(r);
-    return st;
+    cedar_status closed = cedar_run_close(r, err);
+    return st ? st : closed;
 }

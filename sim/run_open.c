@@ -162,6 +162,7 @@ static void make_engine_opts(run *r) {
     e->threads = (uint32_t)o->threads;
     e->gpus = (uint32_t)o->gpus;
     e->one_stream = o->one_stream;
+    e->stop = r->host->stop;
     if (o->clock != CEDAR_CLOCK_MODELLED) e->allreduce = o->allreduce;
     e->page_tokens = (uint32_t)o->page_tokens;
     uint64_t pages = (longest + e->page_tokens - 1) / e->page_tokens;
@@ -344,16 +345,16 @@ void cedar_request_free(run *r, cedar_request *q) {
     r->spare = q;
 }
 
-void cedar_run_close(run *r) {
+cedar_status cedar_run_close(run *r, cedar_err *err) {
     for (uint32_t i = 0; i < r->running_count; i++) cedar_request_free(r, r->running[i]);
     for (size_t i = 0; i < r->waiting_count; i++) cedar_request_free(r, r->waiting[i]);
     run_modelled_free(r->modelled);
     run_http_free(r->http);
     cedar_prefixes_free(r->prefixes);
     cedar_cache_free(r->cache);
-    cedar_quality_close(r->quality);
+    cedar_status st = cedar_quality_close(r->quality, err);
     run_drafts_free(r->drafts);
-    cedar_engine_close(r->engine);
+    cedar_status closed = cedar_engine_close(r->engine, err);
     cedar_lanes_free(r->lanes);
     cedar_prompts_free(r->prompts);
     if (!r->host->cache) {
@@ -374,3 +375,4 @@ void cedar_run_close(run *r) {
     for (size_t i = 0; i < sizeof buffers / sizeof *buffers; i++) cedar_free(buffers[i]);
     cedar_free(r);
 }
+    return st ? st : closed;

@@ -472,7 +472,7 @@ several_ranks() {
     exits "more ranks than output groups" 1 'at most 2' "$cedar" run -q "$small" -o "$out/none.db" backend=cpu gpus=3
     exits "a drill that is misspelt" 1 'RANK:STEP:WHAT' \
         env CEDAR_RANK_FAULT=5 "$cedar" run -q "$small" -o "$out/none.db" backend=cpu gpus=2
-    drill stall 3 'rank 1 of 2 stalled at step 5'
+    drill stall 3 'rank 1 of 2 stalled at step 5: .*; rank 1 of 2 has not come back, so the memory'
     drill fail 3 'rank 1 of 2 failed at step 5'
     drill differ 4 'rank 1 of 2 has other results than rank 0 at step 5'
 }
