@@ -570,10 +570,14 @@ static cedar_status emit_begin(audit *x, cedar_err *err) {
     audit_options_json(x->o, json, JSON_BYTES);
     cedar_status st = cedar_plan_memory(x->c, NULL, &plan, err);
     const cedar_audit_opts *o = x->o;
+    const cedar_engine_opts *e = cedar_engine_options(x->engine);
+    char device[CEDAR_DEVICE_BYTES], place[CEDAR_DEVICE_BYTES + 16];
+    cedar_device_name(e->backend, e->gpus, device);
+    snprintf(place, sizeof place, "%.8s%s%s", e->backend, *device ? ", " : "", device);
     cedar_audit_begin_row row = {
         .audit_id = x->id, .label = o->label, .config_json = json, .model_name = x->c->name,
         .model_hash = x->host->model_hash, .model_origin = x->host->model_origin, .documents = x->host->documents,
-        .backend = cedar_engine_options(x->engine)->backend, .arith = o->arith, .seed = o->seed,
+        .backend = place, .arith = o->arith, .seed = o->seed,
         .docs = x->host->docs->count, .turns = x->host->docs->turns, .vocab = (uint32_t)x->c->vocab,
         .window = (uint32_t)x->c->window, .layers = (uint32_t)x->c->layers, .cut = (uint32_t)x->c->cut,
         .halo_encoder = cedar_halo_encoder(x->c), .halo_decoder = cedar_halo_decoder(x->c, CEDAR_CUT_AFTER),

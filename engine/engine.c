@@ -1,6 +1,7 @@
 /* Engines: bookkeeping of sequences and KV pages over a backend. Owns no numerics. */
 #include "engine/engine.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #include "base/clock.h"
@@ -118,8 +119,8 @@ cedar_status cedar_engine_close(cedar_engine *e, cedar_err *err) {
     cedar_free(e->tokens_block);
     cedar_free(e->pages_block);
     cedar_free(e);
-}
     return CEDAR_OK;
+}
 
 const cedar_engine_opts *cedar_engine_options(const cedar_engine *e) { return &e->opts; }
 
@@ -135,13 +136,16 @@ cedar_status cedar_engine_gpus_check(const char *backend, uint32_t gpus, cedar_e
     return CEDAR_OK;
 }
 
-void cedar_device_name(const char *backend, char out[CEDAR_DEVICE_BYTES]) {
-    *out = 0;
+void cedar_device_name(const char *backend, uint32_t gpus, char out[CEDAR_DEVICE_BYTES]) {
+    char one[CEDAR_DEVICE_BYTES] = "";
 #ifdef CEDAR_HAVE_CUDA
-    if (strcmp(backend, "cuda") == 0) cedar_cuda_device_name(out);
+    if (strcmp(backend, "cuda") == 0) cedar_cuda_device_name(one);
 #else
     (void)backend;
 #endif
+    if (*one && gpus > 1) snprintf(out, CEDAR_DEVICE_BYTES, "%u x %.100s", gpus, one);
+    else if (gpus > 1) snprintf(out, CEDAR_DEVICE_BYTES, "%u ranks", gpus);
+    else snprintf(out, CEDAR_DEVICE_BYTES, "%s", one);
 }
 
 /* --- pages -------------------------------------------------------------------------------------------------------- */
@@ -428,11 +432,11 @@ static cedar_status check_plan(const cedar_engine *e, const cedar_step_plan *pla
 cedar_status cedar_engine_step(cedar_engine *e, const cedar_step_plan *plan, cedar_step_out *out, cedar_err *err) {
     cedar_status st = check_plan(e, plan, err);
     if (!st && e->tape) st = cedar_tape_reserve(e->tape, e->config, plan->rows, err);
+    if (!st && e->backend->reserve) st = e->backend->reserve(e->impl, out->logits ? plan->logits : 0, err);
     if (st) return st;
     int64_t start = cedar_now_ns();
     cedar_step_begin("a step");
     st = e->backend->step(e->impl, plan, e->seqs, out, err);
-    if (!st && e->backend->reserve) st = e->backend->reserve(e->impl, out->logits ? plan->logits : 0, err);
     cedar_step_end();
     out->duration_ns = cedar_now_ns() - start;
     if (st) return st;
@@ -449,14 +453,14 @@ cedar_status cedar_engine_step(cedar_engine *e, const cedar_step_plan *plan, ced
 
 cedar_status cedar_engine_draft(cedar_engine *e, cedar_draft_item *items, uint32_t count, cedar_err *err) {
     if (!e->config->stages) return cedar_fail(err, CEDAR_E_UNSUPPORTED, "this model has no drafter");
+    uint64_t wanted = 0;            /* rows of logits */
     for (uint32_t i = 0; i < count; i++) {
         seq_at(e, items[i].seq);
+        wanted += items[i].logits ? (uint64_t)e->config->draft_block : 0;
         if (items[i].token < 0 || items[i].token >= e->config->vocab)
             return cedar_fail(err, CEDAR_E_ARG, "token %d is outside the vocabulary of %d", items[i].token,
-    uint64_t wanted = 0;            /* rows of logits */
                               e->config->vocab);
         for (int32_t k = 0; items[i].forced && k < e->config->draft_block; k++)
-        wanted += items[i].logits ? (uint64_t)e->config->draft_block : 0;
             if (items[i].forced[k] < 0 || items[i].forced[k] >= e->config->vocab)
                 return cedar_fail(err, CEDAR_E_ARG, "forced token %d is outside the vocabulary of %d",
                                   items[i].forced[k], e->config->vocab);
@@ -465,14 +469,14 @@ cedar_status cedar_engine_draft(cedar_engine *e, cedar_draft_item *items, uint32
         cedar_status st = cedar_tape_reserve(e->tape, e->config, count * (uint32_t)e->config->draft_block, err);
         if (st) return st;
     }
-    cedar_step_begin("a draft");
-    cedar_status st = e->backend->draft(e->impl, items, count, e->seqs, err);
-    cedar_step_end();
-    return st;
     if (e->backend->reserve) {
         cedar_status st = e->backend->reserve(e->impl, wanted, err);
         if (st) return st;
     }
+    cedar_step_begin("a draft");
+    cedar_status st = e->backend->draft(e->impl, items, count, e->seqs, err);
+    cedar_step_end();
+    return st;
 }
 
 /* --- looking inside ----------------------------------------------------------------------------------------------- */

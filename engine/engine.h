@@ -265,7 +265,7 @@ cedar_status cedar_engine_gpus_check(const char *backend, uint32_t gpus, cedar_e
 
 /* What an engine computes on: "NVIDIA H200", "2 x NVIDIA H200", "2 ranks" of a CPU, or "". */
 enum { CEDAR_DEVICE_BYTES = 128 };
-void cedar_device_name(const char *backend, char out[CEDAR_DEVICE_BYTES]);
+void cedar_device_name(const char *backend, uint32_t gpus, char out[CEDAR_DEVICE_BYTES]);
 
 /* Sequences. A handle is 0 .. seq_count-1. */
 /* CEDAR_E_BUSY if none is free */

@@ -231,6 +231,10 @@ static cedar_status make_cost(run *r, cedar_err *err) {
     const cedar_cost_switches on = switches_of(o);
     cedar_status st = r->host->hardware(r->host->data_dir, o->hardware, &r->hardware, err);
     if (!st) st = cedar_hardware_assume(&r->hardware, o->assume, err);
+    if (!st && o->gpus > 1 && (double)o->gpus != r->hardware.gpus)
+        st = cedar_fail(err, CEDAR_E_ARG, "gpus = %lld, but modelled time has the price of hardware \"%s\", %g GPU(s); "
+                        "add assume = \"gpus=%lld\", or take other hardware",
+                        (long long)o->gpus, r->hardware.name, r->hardware.gpus, (long long)o->gpus);
     if (!st) st = cedar_cost_make(r->config, &r->hardware, &on, &r->cost, err);
     if (st) return st;
     if (on.fp8_rows) widen_rows(r);
@@ -374,5 +378,5 @@ cedar_status cedar_run_close(run *r, cedar_err *err) {
     void *const buffers[] = { r->waiting, r->running, r->items, r->slices, r->entries, r->pages, r->argmax, r->logits };
     for (size_t i = 0; i < sizeof buffers / sizeof *buffers; i++) cedar_free(buffers[i]);
     cedar_free(r);
-}
     return st ? st : closed;
+}

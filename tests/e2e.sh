@@ -466,6 +466,7 @@ several_ranks() {
         "$cedar" check-golden tests/golden/tiny-s1-ref --arith bf16 --gpus 2
     exits "an audit on two ranks, with taps" 0 'wrote' "$cedar" run -q "$out/audit.lua" -o "$out/audit-ranks.db" \
         backend=cpu gpus=2 layers=1,3
+    exits "its report says so" 0 'on cpu, 2 ranks: ' "$cedar" report "$out/audit-ranks.db" --text
     exits "a plan for two GPUs" 0 'on each of 2 GPUs' "$cedar" plan --model flash-e128 --gpus 2
     exits "gpus = 0" 1 'gpus' "$cedar" run -q "$small" -o "$out/none.db" backend=cpu gpus=0
     exits "gpus = 9999" 1 'gpus' "$cedar" run -q "$small" -o "$out/none.db" backend=cpu gpus=9999

@@ -127,8 +127,8 @@ cedar_status cedar_engine_gpus_check(const char *backend, uint32_t gpus, cedar_e
     return CEDAR_OK;
 }
 
-void cedar_device_name(const char *backend, char out[CEDAR_DEVICE_BYTES]) {
-    (void)backend;
+void cedar_device_name(const char *backend, uint32_t gpus, char out[CEDAR_DEVICE_BYTES]) {
+    (void)backend, (void)gpus;
     *out = 0;
 }
 

@@ -1234,8 +1234,10 @@ START_TEST(bad_options_are_refused) {
     o.backend = "abacus";
     FAILS(cedar_engine_open(r.model, &o, &e, err), CEDAR_E_UNSUPPORTED, "backend \"abacus\"");
     char device[CEDAR_DEVICE_BYTES] = "x";
-    cedar_device_name("cpu", device);
+    cedar_device_name("cpu", 1, device);
     ck_assert_str_eq(device, "");
+    cedar_device_name("cpu", 2, device);
+    ck_assert_str_eq(device, "2 ranks");
     rig_close(&r);
 }
 END_TEST
