@@ -1060,7 +1060,7 @@ START_TEST(numbers_agree_with_the_engine) {
         else if (i + 1 < GREEDY) feed(e, lone, own, T + i + 1, &exact, logits);
     }
     ck_assert_int_eq(r.diverged, left_at);
-    cedar_engine_close(e);
+    OK(cedar_engine_close(e, &err));
     cedar_audit_docs_free(d);
     free(logits);
     free(o);
