@@ -1,5 +1,5 @@
 /* Fits the few efficiencies of the cost model (sim/cost.h) to steps that were measured, and says how well the rest of
- * the steps is met (docs/METHOD.md "Calibration"). The verb is sim/cli_calibrate.c.
+ * the steps is met (docs/MODELLED.md "Calibration"). The verb is sim/cli_calibrate.c.
  *
  * Method: least squares of relative errors (Levenberg and Marquardt on the logarithms of the figures, differences for
  * derivatives), weighted so that every kind of step counts the same however many there are of it.

@@ -346,7 +346,7 @@ static void put_figure(FILE *to, const calibration *x, const cedar_hardware_key 
 static void put_description(FILE *to, const calibration *x) {
     size_t count;
     const cedar_hardware_key *keys = cedar_hardware_keys(&count);
-    fprintf(to, "-- Made by `cedar calibrate`: %s with some figures fitted to logged steps (docs/METHOD.md).\n",
+    fprintf(to, "-- Made by `cedar calibrate`: %s with some figures fitted to logged steps (docs/MODELLED.md).\n",
             file_of(x->base_name));
     fprintf(to, "-- Held out %u/%u, seed %llu: %u steps, mean error %.2f %%, worst %.2f %%.\n", x->held, x->of,
             (unsigned long long)x->seed, x->held_error.steps, 100 * x->held_error.mean, 100 * x->held_error.worst);

@@ -4,7 +4,7 @@
  * rate, and what of the smaller does not hide in it (`overlap`); the larger of the two for attention and for index
  * scores of each layer; residual streams; then the head, launches, all-reduces, the drafter, and the host's work.
  * Layers that are launched kernel by kernel take the larger of the host's launches and the device's work, since the
- * host launches ahead. Nothing else overlaps. It is a model (docs/METHOD.md "Modelled time"): figures made with it are
+ * host launches ahead. Nothing else overlaps. It is a model (docs/MODELLED.md): figures made with it are
  * marked "modelled" wherever they appear.
  * Determinism: +, -, *, / and comparisons of doubles only, rounded once: the same integer on every machine.
  * Threads: pure functions. Allocation: none. */

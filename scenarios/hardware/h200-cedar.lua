@@ -1,4 +1,4 @@
--- Made by `cedar calibrate`: h200 with some figures fitted to logged steps (docs/METHOD.md).
+-- Made by `cedar calibrate`: h200 with some figures fitted to logged steps (docs/MODELLED.md).
 -- Held out 1/4, seed 1: 2277 steps, mean error 0.87 %, worst 4.19 %.
 local fitted = "fitted to runs 1, 2, 3 of h200-agentx.db, 2026-11-30T02:00:13Z;"
   .. " commit c29ac0661e61 with changes; flash-e32 on one NVIDIA H200; "
