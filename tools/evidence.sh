@@ -59,6 +59,12 @@ for part in "$@"; do
     command_of "$part" >/dev/null || { echo "evidence.sh: there is no part $part" >&2; exit 1; }
 done
 
+# What runs has a session of its own: each GPU test has a process group of its own, which timeout does not reach, so it
+# would go on holding the GPU; other programs of the same name are none of ours.
+session=
+end_session() { [ -z "$session" ] || pkill -KILL -s "$session"; }
+trap 'end_session; exit 130' INT TERM
+
 status=0
 for part in "$@"; do
     head_of "$part" >"$out/$part.txt"
@@ -66,10 +72,12 @@ for part in "$@"; do
         start=$(date +%s)
         echo "# $line" >>"$out/$part.txt"
         # shellcheck disable=SC2086
-        timeout "$limit" $line >>"$out/$part.txt" 2>&1 </dev/null
+        setsid timeout "$limit" $line >>"$out/$part.txt" 2>&1 </dev/null &
+        session=$!
+        wait "$session"
         rc=$?
-        # Each test has a process group of its own, which timeout does not reach: it would go on holding the GPU.
-        [ $rc -ne 124 ] || pkill -KILL -x "$(basename "$tests")"
+        [ $rc -ne 124 ] || end_session
+        session=
         echo "# exit status $rc after $(($(date +%s) - start)) s" >>"$out/$part.txt"
         echo "$part: exit status $rc, $(($(date +%s) - start)) s: $out/$part.txt"
         [ $rc -eq 0 ] || status=1
