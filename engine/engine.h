@@ -199,7 +199,7 @@ enum { CEDAR_GPUS_MAX = 64 };
 /* How several GPUs add their parts of a layer's output. */
 typedef enum cedar_allreduce {
     CEDAR_ALLREDUCE_PLAIN,      /* peer to peer, a kernel of its own */
-    CEDAR_ALLREDUCE_FUSED,      /* the same with the kernels behind it in one launch, where a step has few rows */
+    CEDAR_ALLREDUCE_FUSED,      /* the same in one launch with the kernels behind it, up to some rows: docs/ENGINE.md */
     CEDAR_ALLREDUCE_NCCL
 } cedar_allreduce;
 
@@ -219,7 +219,7 @@ typedef struct cedar_engine_opts {
     uint32_t gpus;              /* ranks that compute together, 0 = 1; on the CPU: that many groups of threads */
     cedar_allreduce allreduce;  /* GPU backends with gpus > 1; the CPU has one way */
     bool one_stream;            /* GPU backends: nothing runs on side streams */
-    const volatile int *stop;   /* NULL, or borrowed: once not zero, ranks on the CPU wait less for a late one */
+    const volatile int *stop;   /* NULL, or borrowed: once not zero, ranks wait less for one that is late */
     uint64_t weight_cache_bytes;/* decode weights ahead if they fit this; else per use. Same bits either way. */
 } cedar_engine_opts;
 

@@ -10,7 +10,7 @@
 #include "base/clock.h"
 #include "base/mem.h"
 
-/* Of the limit, after the user asked to stop, and how often is looked whether that is so. */
+/* What is left of the limit once the user has asked to stop, and how often a rank that waits looks for that. */
 #define STOP_NS 1000000000
 #define LOOK_NS 100000000
 

@@ -271,7 +271,7 @@ extern "C" cedar_status cedar_gpu_sums_time(cedar_gpu_sums *b, cedar_sum_kind ki
     if (with_nccl(kind) && !b->n) return cedar_fail(err, b->no_nccl.code, "%s", b->no_nccl.msg);
     cudaGraphExec_t exec[GPUS] = {};
     double ignored;
-    cedar_status st = call(b, kind, tokens, 0, err);    /* once outside: NCCL connects at its first sum */
+    cedar_status st = call(b, kind, tokens, 0, err);    /* once outside: a kernel is loaded at its first launch */
     if (!st) st = wait_both(b, err);
     if (!st) st = capture(b, kind, tokens, exec, err);
     for (uint32_t i = 0; i < (warm + CALLS - 1) / CALLS + 1 && !st; i++) st = launch_both(b, exec, &ignored, err);

@@ -159,7 +159,7 @@ struct dev {
     int32_t *topk_ids;          /* [R, topk] */
     int32_t *pool, *pool_count; /* [R, candidate_blocks], [R] */
     void *scores;               /* [score rows, context] */
-    void *block_scores;
+    void *block_scores;         /* likewise: best scores of blocks of entries, or what slices of the list keep */
     void *features;             /* [R, targets, hidden] */
     int64_t *engram_ids;        /* [R, engram_rows] */
 };

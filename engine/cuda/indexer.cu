@@ -111,7 +111,7 @@ static __device__ int select_block(Score score, int64_t count, int k, int32_t *o
         for (int b = threadIdx.x; b < 256; b += blockDim.x) hist[b] = 0;
         __syncthreads();
         for (int64_t i = threadIdx.x; i < count; i += blockDim.x) {
-            Key u = key_of((R)score(i));
+            Key u = key_of(score(i));
             /* counts: order cannot matter */
             if (u && (shift == TOP || u >> (shift + 8) == prefix >> (shift + 8)))
                 atomicAdd(&hist[u >> shift & 255], 1u);
@@ -146,13 +146,13 @@ static __device__ int select_block(Score score, int64_t count, int k, int32_t *o
             i1 = i0 + stretch < count ? i0 + stretch : count;
     unsigned mine_above = 0, mine_equal = 0, all_above, all_equal, most = (unsigned)remaining;
     for (int64_t i = i0; i < i1; i++) {
-        Key u = key_of((R)score(i));
+        Key u = key_of(score(i));
         mine_above += u > prefix;
         mine_equal += u && u == prefix;
     }
     unsigned above = scan_block(mine_above, &all_above), equal = scan_block(mine_equal, &all_equal);
     for (int64_t i = i0; i < i1; i++) {
-        Key u = key_of((R)score(i));
+        Key u = key_of(score(i));
         bool taken = u > prefix || (u && u == prefix && equal < most);
         if (taken) out[above + (equal < most ? equal : most)] = name(i);
         above += u > prefix;

@@ -57,8 +57,9 @@ static cudaError_t open_end(nccl_end *e, int device, uint64_t bytes) {
     return st ? st : cudaStreamCreateWithFlags(&e->s, cudaStreamNonBlocking);
 }
 
-/* Sums of every size up to `bytes`: NCCL connects at the first one of a size, and cannot while a graph is captured, or
- * while another rank already waits on its GPU, as with a thread for each rank it might. */
+/* Sums of 1 KiB, 2, 4 and so on up to `bytes`: NCCL connects at the first one of a kind, and picks kinds by size. It
+ * cannot while a graph is captured, or while another rank already waits on its GPU, as with a thread for each rank it
+ * might. */
 static cedar_status connect_all(nccl *n, const int *devices, uint64_t bytes, cedar_err *err) {
     nccl_end end[CEDAR_CUDA_RANKS_MAX] = {};
     cudaError_t e = cudaSuccess;

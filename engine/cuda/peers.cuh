@@ -61,7 +61,7 @@ void peers_stop(peer_link *l);
 uint64_t peers_sum_bytes(int ranks, uint32_t rows, uint64_t row_bytes);
 
 /* In one step every rank gets the parts of all and adds them; in two each adds a share, which the others then get. Up
- * to one_step_rows the engine takes the first (`cedar bench gpu` has rows of both). */
+ * to some rows the first is faster; SUM_AS_MEASURED knows (peers_one_step; `cedar bench gpu` has rows of both). */
 enum sum_way { SUM_AS_MEASURED, SUM_ONE_STEP, SUM_TWO_STEPS };
 bool peers_one_step(int ranks, uint32_t rows, sum_way way);
 
