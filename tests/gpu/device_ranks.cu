@@ -273,7 +273,7 @@ extern "C" void gpu_ranks_site(gpu_ranks *g, const gpu_site *s, bool fused, int 
     }
     for (int r = 0; r < g->ranks; r++) {
         const peers &p = g->link[r].p;
-        chain c = { g->s[r], false };
+        chain c = { g->s[r], true };            /* as in a step: a kernel may begin before the one in front has ended */
         uint16_t *y = (uint16_t *)g->out[r];
         const collapse_into &next = w[r].next;
         on(g, r);

@@ -369,12 +369,13 @@ static void check_site(gpu_ranks *g, int ranks, int hidden, uint32_t n, int per_
 
 START_TEST(block_ends) {
     static const int widths[] = { 128, 160, 5120, 8192 };
-    static const uint32_t rows[] = { 1, 2, 9, 32, 40 };
-    gpu_ranks *g = open_crowd(_i, 40, 8192 * 2, 40 * 8192 / 4);
+    static const uint32_t rows[] = { 1, 2, 9, 32, 40, 600 };    /* 600: a block has several rows on a GPU of its own */
+    size_t sizes = sizeof rows / sizeof *rows - (crowds[_i].ranks > 2);
+    gpu_ranks *g = open_crowd(_i, rows[sizes - 1], 8192 * 2, rows[sizes - 1] * 8192 / 4);
     if (!g) return;
     gpu_start();
     for (size_t w = 0; w < sizeof widths / sizeof *widths; w++)
-        for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        for (size_t i = 0; i < sizes; i++)
             for (int per_token = 0; per_token <= 6; per_token += 6)
                 check_site(g, crowds[_i].ranks, widths[w], rows[i], per_token, i % 2);
     close_crowd(g, _i, "block ends");
