@@ -3,8 +3,10 @@
  * Ownership   A model owns its weights (mapped or made). An engine borrows a model and owns the KV page pool, the
  *             sequences and all working memory, planned and taken in cedar_engine_open. Pages are reference counted.
  * Threads     One thread at a time per engine. A model may be shared by several engines.
- * Allocation  cedar_engine_step and cedar_engine_draft allocate nothing.
- * Errors      base/status.h. A call that fails leaves the engine as it was.
+ * Allocation  Computing allocates nothing. Before it begins, cedar_engine_step and cedar_engine_draft may take room for
+ *             what a tape records and, with several ranks, for more rows of logits than any call before wanted.
+ * Errors      base/status.h. A call that fails leaves the engine as it was; but when one of several ranks fails in a
+ *             step or draft, every later one fails with the same sentence.
  * Class       Every operator is D1: the same bits whatever else is in the batch, however a prompt is cut into chunks,
  *             and however many threads run. */
 #ifndef CEDAR_ENGINE_ENGINE_H
