@@ -453,6 +453,7 @@ static cedar_engine_opts engine_options(const audit *x) {
     e.arith = arith_of(o->arith);
     e.threads = o->threads;
     e.gpus = o->gpus;
+    e.stop = x->host->stop;
     e.page_tokens = page;
     e.seq_count = o->arm_count + 4;     /* every arm's, the exact one's, a next one, a fork or a fault's scratch */
     e.page_count = e.seq_count * ((context + page - 1) / page + 1);
@@ -488,9 +489,9 @@ static cedar_status open_lane(audit *x, lane *l, const cedar_arm *arm, cedar_err
     return cedar_fail(err, CEDAR_E_OOM, "no memory for arm \"%s\"", arm->label);
 }
 
-static void close_lane(lane *l) {
+static cedar_status close_lane(lane *l, cedar_err *err) {
     if (l->track.engine) audit_track_end(&l->track);
-    cedar_engine_close(l->own);
+    cedar_status st = cedar_engine_close(l->own, err);
     audit_rows_free(&l->before);
     audit_rows_free(&l->after);
     audit_rows_free(&l->fresh);
@@ -498,6 +499,7 @@ static void close_lane(lane *l) {
     cedar_free(l->tally.doc);
     cedar_free(l->tally.needle);
     cedar_free(l->tally.greedy);
+    return st;
 }
 
 static cedar_status open_all(audit *x, cedar_err *err) {
@@ -537,11 +539,15 @@ static cedar_status open_all(audit *x, cedar_err *err) {
                       x->c->vocab);
 }
 
-static void close_all(audit *x) {
+/* Returns st, or, when that is CEDAR_OK, how closing went. */
+static cedar_status close_all(audit *x, cedar_status st, cedar_err *err) {
     if (x->compared) audit_job_wait(x->job);
-    for (uint32_t i = 0; x->lanes && i < x->o->arm_count; i++) close_lane(&x->lanes[i]);
-    close_lane(&x->exact);
-    cedar_engine_close(x->engine);
+    cedar_status left = CEDAR_OK;
+    for (uint32_t i = 0; x->lanes && i < x->o->arm_count; i++) {
+        cedar_status closed = close_lane(&x->lanes[i], err);
+        if (closed) left = closed;
+    }
+    cedar_status exact = close_lane(&x->exact, err), shared = cedar_engine_close(x->engine, err);
     audit_inside_free(x->inside);
     audit_greedy_free(&x->greedy);
     cedar_free(x->lanes);
@@ -552,6 +558,8 @@ static void close_all(audit *x) {
     audit_job_free(x->job);
     cedar_free(x->forced);
     cedar_free(x->result);
+    if (!left) left = exact ? exact : shared;
+    return st ? st : left;
 }
 
 static cedar_status emit_begin(audit *x, cedar_err *err) {
@@ -562,10 +570,14 @@ static cedar_status emit_begin(audit *x, cedar_err *err) {
     audit_options_json(x->o, json, JSON_BYTES);
     cedar_status st = cedar_plan_memory(x->c, NULL, &plan, err);
     const cedar_audit_opts *o = x->o;
+    const cedar_engine_opts *e = cedar_engine_options(x->engine);
+    char device[CEDAR_DEVICE_BYTES], place[CEDAR_DEVICE_BYTES + 16];
+    cedar_device_name(e->backend, e->gpus, device);
+    snprintf(place, sizeof place, "%.8s%s%s", e->backend, *device ? ", " : "", device);
     cedar_audit_begin_row row = {
         .audit_id = x->id, .label = o->label, .config_json = json, .model_name = x->c->name,
         .model_hash = x->host->model_hash, .model_origin = x->host->model_origin, .documents = x->host->documents,
-        .backend = cedar_engine_options(x->engine)->backend, .arith = o->arith, .seed = o->seed,
+        .backend = place, .arith = o->arith, .seed = o->seed,
         .docs = x->host->docs->count, .turns = x->host->docs->turns, .vocab = (uint32_t)x->c->vocab,
         .window = (uint32_t)x->c->window, .layers = (uint32_t)x->c->layers, .cut = (uint32_t)x->c->cut,
         .halo_encoder = cedar_halo_encoder(x->c), .halo_decoder = cedar_halo_decoder(x->c, CEDAR_CUT_AFTER),
@@ -655,7 +667,7 @@ cedar_status cedar_audit(const cedar_audit_opts *o, int64_t audit_id, const ceda
         for (uint32_t i = 0; i < o->arm_count && !st; i++) st = end_arm(x, &x->lanes[i], &out->arms[i], err);
         st = end_all(x, st, out, err);
     }
-    close_all(x);
+    st = close_all(x, st, err);
     cedar_free(x);
     return st;
 }

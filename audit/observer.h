@@ -34,7 +34,7 @@ typedef struct cedar_audit_begin_row {
     int64_t audit_id;                   /* 1, 2, ... within the database */
     const char *label, *config_json;
     const char *model_name, *model_hash, *model_origin, *documents;   /* documents: where they come from */
-    const char *backend, *arith;
+    const char *backend, *arith;        /* backend: and on what: "cpu", "cpu, 2 ranks", "cuda, NVIDIA H200" */
     uint64_t seed;
     uint32_t docs, turns, vocab, window, layers, cut, halo_encoder, halo_decoder;
     uint64_t kv_token_bytes_x1000, window_snap_bytes;

@@ -37,6 +37,21 @@ cedar_status cedar_fail_in(cedar_err *err, cedar_status code, const char *fmt, .
     return code;
 }
 
+cedar_status cedar_fail_too(cedar_err *err, cedar_status code, const char *fmt, ...) {
+    if (err) {
+        size_t used = err->code ? strlen(err->msg) : 0, room = sizeof err->msg;
+        if (used && used + 2 < room) memcpy(err->msg + used, "; ", 3);
+        used += used && used + 2 < room ? 2 : 0;
+        va_list ap;
+        va_start(ap, fmt);
+        int more = vsnprintf(err->msg + used, room - used, fmt, ap);
+        va_end(ap);
+        mark_cut(err->msg, room, (int)used + more);
+        if (!err->code) err->code = code;
+    }
+    return code;
+}
+
 const char *cedar_status_name(cedar_status code) {
     static const char *const names[] = { "ok", "argument", "io", "format", "budget", "out of memory", "cuda", "nccl",
                                          "unsupported", "busy", "expectation", "no progress", "diverged", "database",

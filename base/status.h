@@ -44,6 +44,10 @@ cedar_status cedar_fail(cedar_err *err, cedar_status code, const char *fmt, ...)
 cedar_status cedar_fail_in(cedar_err *err, cedar_status code, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
 
+/* A failure on the way out of another: "; sentence" behind its message, and its code stays. Else as cedar_fail. */
+cedar_status cedar_fail_too(cedar_err *err, cedar_status code, const char *fmt, ...)
+    __attribute__((format(printf, 3, 4)));
+
 /* Short name of a code, e.g. "format". Never NULL. */
 const char *cedar_status_name(cedar_status code);
 

@@ -49,6 +49,11 @@ typedef struct cedar_backend {
     void (*read_open)(const void *self, int32_t seq, int32_t part, uint32_t pos, double *kvf, double *score);
     void (*poison)(void *self, int32_t seq, uint32_t ring, uint32_t lo, uint32_t hi);   /* all but positions [lo, hi) */
     void (*tape)(void *self, cedar_tape *tape);     /* NULL: decisions cannot be recorded or followed */
+    /* Before a step or draft that wants so many rows of logits: takes what memory they need. NULL: none. */
+    cedar_status (*reserve)(void *self, uint64_t rows, cedar_err *err);
+    /* Before close, waits a while for threads that were left behind in a call; CEDAR_E_LIVENESS and a sentence when one
+     * is still at work: then nothing that it may touch is freed. NULL: calls leave none behind. */
+    cedar_status (*settle)(void *self, cedar_err *err);
 } cedar_backend;
 
 const cedar_backend *cedar_backend_find(const char *name);  /* NULL when this build has none of that name */

@@ -1,6 +1,7 @@
 /* Engines: bookkeeping of sequences and KV pages over a backend. Owns no numerics. */
 #include "engine/engine.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #include "base/clock.h"
@@ -97,15 +98,20 @@ cedar_status cedar_engine_open(const cedar_model *model, const cedar_engine_opts
         st = e->backend->open(model, &e->opts, &e->layout, NULL, &e->impl, err);
     }
     if (st) {
-        cedar_engine_close(e);
+        (void)cedar_engine_close(e, NULL);
         return st;
     }
     *out = e;
     return CEDAR_OK;
 }
 
-void cedar_engine_close(cedar_engine *e) {
-    if (!e) return;
+cedar_status cedar_engine_close(cedar_engine *e, cedar_err *err) {
+    if (!e) return CEDAR_OK;
+    cedar_status st = e->impl && e->backend->settle ? e->backend->settle(e->impl, err) : CEDAR_OK;
+    if (st) {
+        cedar_model_keep(e->model);
+        return st;
+    }
     if (e->impl) e->backend->close(e->impl);
     cedar_free(e->seqs);
     cedar_free(e->page_refs);
@@ -113,6 +119,7 @@ void cedar_engine_close(cedar_engine *e) {
     cedar_free(e->tokens_block);
     cedar_free(e->pages_block);
     cedar_free(e);
+    return CEDAR_OK;
 }
 
 const cedar_engine_opts *cedar_engine_options(const cedar_engine *e) { return &e->opts; }
@@ -129,13 +136,16 @@ cedar_status cedar_engine_gpus_check(const char *backend, uint32_t gpus, cedar_e
     return CEDAR_OK;
 }
 
-void cedar_device_name(const char *backend, char out[CEDAR_DEVICE_BYTES]) {
-    *out = 0;
+void cedar_device_name(const char *backend, uint32_t gpus, char out[CEDAR_DEVICE_BYTES]) {
+    char one[CEDAR_DEVICE_BYTES] = "";
 #ifdef CEDAR_HAVE_CUDA
-    if (strcmp(backend, "cuda") == 0) cedar_cuda_device_name(out);
+    if (strcmp(backend, "cuda") == 0) cedar_cuda_device_name(one);
 #else
     (void)backend;
 #endif
+    if (*one && gpus > 1) snprintf(out, CEDAR_DEVICE_BYTES, "%u x %.100s", gpus, one);
+    else if (gpus > 1) snprintf(out, CEDAR_DEVICE_BYTES, "%u ranks", gpus);
+    else snprintf(out, CEDAR_DEVICE_BYTES, "%s", one);
 }
 
 /* --- pages -------------------------------------------------------------------------------------------------------- */
@@ -422,6 +432,7 @@ static cedar_status check_plan(const cedar_engine *e, const cedar_step_plan *pla
 cedar_status cedar_engine_step(cedar_engine *e, const cedar_step_plan *plan, cedar_step_out *out, cedar_err *err) {
     cedar_status st = check_plan(e, plan, err);
     if (!st && e->tape) st = cedar_tape_reserve(e->tape, e->config, plan->rows, err);
+    if (!st && e->backend->reserve) st = e->backend->reserve(e->impl, out->logits ? plan->logits : 0, err);
     if (st) return st;
     int64_t start = cedar_now_ns();
     cedar_step_begin("a step");
@@ -442,8 +453,10 @@ cedar_status cedar_engine_step(cedar_engine *e, const cedar_step_plan *plan, ced
 
 cedar_status cedar_engine_draft(cedar_engine *e, cedar_draft_item *items, uint32_t count, cedar_err *err) {
     if (!e->config->stages) return cedar_fail(err, CEDAR_E_UNSUPPORTED, "this model has no drafter");
+    uint64_t wanted = 0;            /* rows of logits */
     for (uint32_t i = 0; i < count; i++) {
         seq_at(e, items[i].seq);
+        wanted += items[i].logits ? (uint64_t)e->config->draft_block : 0;
         if (items[i].token < 0 || items[i].token >= e->config->vocab)
             return cedar_fail(err, CEDAR_E_ARG, "token %d is outside the vocabulary of %d", items[i].token,
                               e->config->vocab);
@@ -454,6 +467,10 @@ cedar_status cedar_engine_draft(cedar_engine *e, cedar_draft_item *items, uint32
     }
     if (e->tape) {
         cedar_status st = cedar_tape_reserve(e->tape, e->config, count * (uint32_t)e->config->draft_block, err);
+        if (st) return st;
+    }
+    if (e->backend->reserve) {
+        cedar_status st = e->backend->reserve(e->impl, wanted, err);
         if (st) return st;
     }
     cedar_step_begin("a draft");

@@ -219,6 +219,7 @@ typedef struct cedar_engine_opts {
     uint32_t gpus;              /* ranks that compute together, 0 = 1; on the CPU: that many groups of threads */
     cedar_allreduce allreduce;  /* GPU backends with gpus > 1; the CPU has one way */
     bool one_stream;            /* GPU backends: nothing runs on side streams */
+    const volatile int *stop;   /* NULL, or borrowed: once not zero, ranks on the CPU wait less for a late one */
     uint64_t weight_cache_bytes;/* decode weights ahead if they fit this; else per use. Same bits either way. */
 } cedar_engine_opts;
 
@@ -253,15 +254,18 @@ cedar_engine_opts cedar_engine_defaults(const cedar_config *c);
 
 cedar_status cedar_engine_open(const cedar_model *model, const cedar_engine_opts *opts, cedar_engine **out,
                                cedar_err *err) CEDAR_USE_RESULT;
-void cedar_engine_close(cedar_engine *e);
+/* Waits a while for ranks that a failed step left behind. One that has not come back then may still read everything, so
+ * the memory of the engine and of its model stays until the program ends (cedar_model_close then does nothing): that
+ * is CEDAR_E_LIVENESS, and a sentence, behind the one that err holds if it holds one. The program should end. */
+cedar_status cedar_engine_close(cedar_engine *e, cedar_err *err);
 const cedar_engine_opts *cedar_engine_options(const cedar_engine *e);
 
 /* Refuses more GPUs than the machine has. An engine does not: several ranks may share one, for tests. */
 cedar_status cedar_engine_gpus_check(const char *backend, uint32_t gpus, cedar_err *err) CEDAR_USE_RESULT;
 
-/* Name of the GPU that the backend computes on; "" for the others. */
+/* What an engine computes on: "NVIDIA H200", "2 x NVIDIA H200", "2 ranks" of a CPU, or "". */
 enum { CEDAR_DEVICE_BYTES = 128 };
-void cedar_device_name(const char *backend, char out[CEDAR_DEVICE_BYTES]);
+void cedar_device_name(const char *backend, uint32_t gpus, char out[CEDAR_DEVICE_BYTES]);
 
 /* Sequences. A handle is 0 .. seq_count-1. */
 /* CEDAR_E_BUSY if none is free */

@@ -944,7 +944,10 @@ cedar_status cedar_golden_check(const char *dir, const cedar_golden_opts *opts, 
     if (!st) report_all(&g);
     *checked = g.checked;
     *failed = g.failed;
-    for (int i = 0; i < 4; i++) cedar_engine_close(g.engines[i / 2][i % 2]);
+    for (int i = 0; i < 4; i++) {
+        cedar_status closed = cedar_engine_close(g.engines[i / 2][i % 2], err);
+        if (!st) st = closed;
+    }
     cedar_tape_free(&g.tape);
     cedar_st_close(g.st);
     cedar_free(g.used);

@@ -2,11 +2,12 @@
  * the same plans. What the ranks hold alike is read from rank 0 and written on all; a page is written where it lies.
  *
  * A rank that fails, stalls or differs breaks the group: the step ends with a sentence that names it, and so does every
- * later one. A rank that does not even come back then is left behind, since a thread cannot be ended from outside: the
- * group's memory stays for it, but what the engine and the model own goes when they are closed. Should it wake up after
- * that, it reads memory that is gone; the program has to end. */
+ * later one. A rank that does not even come back then is left behind, since a thread cannot be ended from outside, and
+ * may wake up at any time. So ranks work on nothing that is the caller's, but on the group's copies of plan and items
+ * and on its own room for results; and closing waits a while, and keeps all that such a rank may touch. */
 #include <errno.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -17,11 +18,12 @@
 #include "base/mem.h"
 #include "engine/backend.h"
 
-/* how long a broken group waits for ranks that are still at work */
-enum { GRACE_MS = 2000, LOOK_MS = 100 };
+/* How long a broken group waits for ranks that are still at work, and closing for those left behind; how long a rank
+ * that is drilled to be late stays away: longer than the others wait for it, and than those two. */
+enum { GRACE_MS = 2000, SETTLE_MS = 1000, LATE_MS = 9000, LOOK_MS = 100 };
 
 typedef enum job { JOB_NONE, JOB_OPEN, JOB_STEP, JOB_DRAFT, JOB_CLOSE, JOB_QUIT } job;
-typedef enum fault { FAULT_NONE, FAULT_FAIL, FAULT_STALL, FAULT_DIFFER } fault;
+typedef enum fault { FAULT_NONE, FAULT_FAIL, FAULT_STALL, FAULT_LATE, FAULT_DIFFER } fault;
 
 typedef struct group group;
 
@@ -34,8 +36,9 @@ typedef struct member {
     bool started, busy;
     cedar_status st;                /* of opening */
     cedar_err err;
+    cedar_step_out out;             /* other ranks look at it */
     int32_t *argmax;                /* [step_rows] */
-    cedar_draft_item *items;        /* [draft_items] ranks above 0: copies of the caller's, with ids of their own */
+    cedar_draft_item *items;        /* [draft_items] copies of the caller's, with ids of their own */
     int32_t *ids;                   /* [draft_items, draft_block] */
 } member;
 
@@ -51,18 +54,26 @@ struct group {
     pthread_cond_t posted, done;
     uint64_t round;                 /* jobs posted */
     job job;
-    bool abandoned;                 /* a rank did not come back */
+    _Atomic bool abandoned;         /* a rank did not come back */
     uint64_t steps;
     /* the drill */
     fault fault;
     uint32_t fault_rank;
     uint64_t fault_step;
-    /* of the job, borrowed */
-    const cedar_step_plan *plan;
-    const cedar_seq_state *seqs;
-    cedar_step_out *out;
-    cedar_draft_item *items;
+    /* of the job: copies of what the caller lends, and room for results */
+    cedar_step_plan plan;
+    cedar_plan_entry *entries;      /* [step_seqs] */
+    int32_t *tokens;                /* [step_rows] */
+    cedar_seq_state *seqs;          /* [seq_count] */
     uint32_t item_count;
+    int32_t *forced;                /* [draft_items, draft_block] */
+    float *confidence;              /* [draft_items, draft_block] */
+    float *logits;                  /* [logit_rows, vocab] of rank 0 */
+    uint64_t logit_rows;
+    bool wants_logits;
+    /* the caller's hooks, not called any more once a rank was left behind */
+    cedar_tap_fn tap;
+    void *tap_self;
     cedar_inject_fn inject;
     void *inject_self;
     double *injected;               /* [hc * hidden + hc] what rank 0's call gave */
@@ -105,12 +116,18 @@ static void stall(void) {
     for (;;) pause();
 }
 
+static void come_late(void) {
+    const struct timespec away = { .tv_sec = LATE_MS / 1000, .tv_nsec = LATE_MS % 1000 * 1000000l };
+    nanosleep(&away, NULL);
+}
+
 static void run_step(member *m) {
     group *g = m->g;
-    const cedar_step_plan *plan = g->plan;
+    const cedar_step_plan *plan = &g->plan;
     uint32_t rank = m->rank.shard.rank;
     fault planted = drill(m);
     if (planted == FAULT_STALL) stall();
+    if (planted == FAULT_LATE) come_late();
     if (planted == FAULT_FAIL) {
         cedar_ranks_fail(g->meeting, rank, CEDAR_E_LIVENESS, "planted by CEDAR_RANK_FAULT");
         return;
@@ -118,11 +135,11 @@ static void run_step(member *m) {
     if (!cedar_ranks_agree(g->meeting, rank, plan_hash(plan), "executes another plan than rank 0")) return;
     /* tokens are made on every rank, so that they can be compared; logits are the same on all, and one is enough; all
      * ranks run the head, or none */
-    cedar_step_out out = { .logits = rank || !plan->logits ? NULL : g->out->logits,
-                           .argmax = plan->logits ? m->argmax : NULL };
+    m->out = (cedar_step_out){ .logits = rank == 0 && g->wants_logits ? g->logits : NULL,
+                               .argmax = plan->logits ? m->argmax : NULL };
     m->digest = 0;
     cedar_step_begin("a step");
-    cedar_status st = g->inner->step(m->impl, plan, g->seqs, &out, &m->err);
+    cedar_status st = g->inner->step(m->impl, plan, g->seqs, &m->out, &m->err);
     cedar_step_end();
     if (st) {
         cedar_ranks_fail(g->meeting, rank, st, m->err.msg);
@@ -135,23 +152,16 @@ static void run_step(member *m) {
 static void run_draft(member *m) {
     group *g = m->g;
     uint32_t rank = m->rank.shard.rank, block = (uint32_t)g->model->config.draft_block;
-    cedar_draft_item *items = g->items;
-    if (rank) {
-        items = m->items;
-        for (uint32_t i = 0; i < g->item_count; i++)
-            items[i] = (cedar_draft_item){ .seq = g->items[i].seq, .token = g->items[i].token,
-                                           .forced = g->items[i].forced, .ids = m->ids + (size_t)i * block };
-    }
     m->digest = 0;
     cedar_step_begin("a draft");
-    cedar_status st = g->inner->draft(m->impl, items, g->item_count, g->seqs, &m->err);
+    cedar_status st = g->inner->draft(m->impl, m->items, g->item_count, g->seqs, &m->err);
     cedar_step_end();
     if (st) {
         cedar_ranks_fail(g->meeting, rank, st, m->err.msg);
         return;
     }
     uint64_t result = m->digest;
-    for (uint32_t i = 0; i < g->item_count; i++) result = fold_ids(result, items[i].ids, block);
+    for (uint32_t i = 0; i < g->item_count; i++) result = fold_ids(result, m->items[i].ids, block);
     (void)cedar_ranks_agree(g->meeting, rank, result, "drafts other tokens than rank 0");
 }
 
@@ -196,11 +206,18 @@ static bool any_busy(const group *g) {
     return false;
 }
 
+/* The lock is held. Until a rank is done, or for a moment. */
+static void wait_briefly(group *g) {
+    int64_t until = cedar_now_ns() + LOOK_MS * 1000000ll;
+    struct timespec at = { .tv_sec = until / 1000000000, .tv_nsec = until % 1000000000 };
+    pthread_cond_timedwait(&g->done, &g->lock, &at);
+}
+
 /* The lock is held. Waits for all ranks; in a broken group for a while only, but when opening or closing, which end. */
 static void await(group *g, job j) {
     int64_t broken_at = 0;
     while (any_busy(g)) {
-        int64_t now = cedar_now_ns(), until = now + LOOK_MS * 1000000ll;
+        int64_t now = cedar_now_ns();
         bool patient = j == JOB_OPEN || j == JOB_CLOSE;
         if (!patient && cedar_ranks_broken(g->meeting)) {
             if (!broken_at) broken_at = now;
@@ -209,8 +226,7 @@ static void await(group *g, job j) {
                 return;
             }
         }
-        struct timespec at = { .tv_sec = until / 1000000000, .tv_nsec = until % 1000000000 };
-        pthread_cond_timedwait(&g->done, &g->lock, &at);
+        wait_briefly(g);
     }
 }
 
@@ -225,6 +241,24 @@ static void post(group *g, job j) {
     pthread_mutex_unlock(&g->lock);
 }
 
+static cedar_status group_settle(void *self, cedar_err *err) {
+    group *g = self;
+    if (!g->abandoned) return CEDAR_OK;
+    int64_t until = cedar_now_ns() + SETTLE_MS * 1000000ll;
+    uint32_t r = 0;
+    pthread_mutex_lock(&g->lock);
+    while (any_busy(g) && cedar_now_ns() < until) wait_briefly(g);
+    while (r < g->ranks && !g->member[r].busy) r++;
+    pthread_mutex_unlock(&g->lock);
+    if (r < g->ranks)
+        return cedar_fail_too(err, CEDAR_E_LIVENESS,
+                              "rank %u of %u has not come back, so the memory of its engine and model is kept until "
+                              "the program ends",
+                              r, g->ranks);
+    g->abandoned = false;
+    return CEDAR_OK;
+}
+
 static void free_members(group *g) {
     for (uint32_t r = 0; g->member && r < g->ranks; r++) {
         cedar_free(g->member[r].argmax);
@@ -236,7 +270,7 @@ static void free_members(group *g) {
 
 static void group_close(void *self) {
     group *g = self;
-    if (g->abandoned) return;       /* the rank that was left behind may still touch everything */
+    CEDAR_ASSERT(!g->abandoned);
     if (g->member) {
         post(g, JOB_CLOSE);
         post(g, JOB_QUIT);
@@ -248,7 +282,8 @@ static void group_close(void *self) {
     pthread_cond_destroy(&g->done);
     cedar_ranks_close(g->meeting);
     free_members(g);
-    cedar_free(g->injected);
+    void *const owned[] = { g->entries, g->tokens, g->seqs, g->forced, g->confidence, g->logits, g->injected };
+    for (size_t i = 0; i < sizeof owned / sizeof *owned; i++) cedar_free(owned[i]);
     cedar_free(g);
 }
 
@@ -262,9 +297,10 @@ static bool read_number(const char **text, uint64_t most, uint64_t *out) {
     return good;
 }
 
-/* CEDAR_RANK_FAULT=RANK:STEP:fail|stall|differ, for drills. */
+/* CEDAR_RANK_FAULT=RANK:STEP:fail|stall|late|differ, for drills. */
 static cedar_status read_fault(group *g, cedar_err *err) {
-    static const char *const names[] = { [FAULT_FAIL] = "fail", [FAULT_STALL] = "stall", [FAULT_DIFFER] = "differ" };
+    static const char *const names[] = { [FAULT_FAIL] = "fail", [FAULT_STALL] = "stall", [FAULT_LATE] = "late",
+                                         [FAULT_DIFFER] = "differ" };
     const char *text = getenv("CEDAR_RANK_FAULT");
     const char *rest = text;
     uint64_t rank = 0, step = 0;
@@ -275,7 +311,7 @@ static cedar_status read_fault(group *g, cedar_err *err) {
     if (!g->fault)
         return cedar_fail(err, CEDAR_E_ARG,
                           "CEDAR_RANK_FAULT is \"%.64s\"; it must be RANK:STEP:WHAT with a rank below %u, a step "
-                          "from 1 on, and fail, stall or differ",
+                          "from 1 on, and fail, stall, late or differ",
                           text, g->ranks);
     g->fault_rank = (uint32_t)rank;
     g->fault_step = step;
@@ -284,19 +320,26 @@ static cedar_status read_fault(group *g, cedar_err *err) {
 
 static cedar_status take_members(group *g, cedar_err *err) {
     const cedar_config *c = &g->model->config;
-    g->draft_items = g->opts->seq_count;
+    const cedar_engine_opts *o = g->opts;
+    size_t drafted = (size_t)o->seq_count * (size_t)c->draft_block;
+    g->draft_items = o->seq_count;
     g->member = cedar_calloc(g->ranks, sizeof *g->member);
+    g->entries = cedar_calloc(o->step_seqs, sizeof *g->entries);
+    g->tokens = cedar_calloc(o->step_rows, sizeof *g->tokens);
+    g->seqs = cedar_calloc(o->seq_count, sizeof *g->seqs);
+    g->forced = cedar_calloc(drafted, sizeof *g->forced);
+    g->confidence = cedar_calloc(drafted, sizeof *g->confidence);
     g->injected = cedar_calloc((size_t)c->hc * (size_t)c->hidden + (size_t)c->hc, sizeof *g->injected);
-    bool taken = g->member && g->injected;
+    bool taken = g->member && g->entries && g->tokens && g->seqs && g->forced && g->confidence && g->injected;
     for (uint32_t r = 0; r < g->ranks && taken; r++) {
         member *m = &g->member[r];
         m->g = g;
         m->rank = (cedar_rank){ .group = g->meeting, .digest = &m->digest };
         cedar_status st = cedar_shard_make(c, r, g->ranks, &m->rank.shard, err);
         if (st) return st;
-        m->argmax = cedar_calloc(g->opts->step_rows, sizeof *m->argmax);
+        m->argmax = cedar_calloc(o->step_rows, sizeof *m->argmax);
         m->items = cedar_calloc(g->draft_items, sizeof *m->items);
-        m->ids = cedar_calloc((size_t)g->draft_items * (size_t)c->draft_block, sizeof *m->ids);
+        m->ids = cedar_calloc(drafted, sizeof *m->ids);
         taken = m->argmax && m->items && m->ids;
     }
     return taken ? CEDAR_OK : cedar_fail(err, CEDAR_E_OOM, "no memory for %u ranks", g->ranks);
@@ -331,6 +374,7 @@ static cedar_status group_open(const cedar_model *m, const cedar_engine_opts *o,
     init_sync(g);
     cedar_status st = read_fault(g, err);
     if (!st) st = cedar_ranks_open(g->ranks, CEDAR_RANKS_LIMIT_NS, &g->meeting, err);
+    if (!st) cedar_ranks_heed(g->meeting, o->stop);
     if (!st) st = take_members(g, err);
     if (!st) st = start_threads(g, err);
     if (!st) {
@@ -345,31 +389,89 @@ static cedar_status group_open(const cedar_model *m, const cedar_engine_opts *o,
     return CEDAR_OK;
 }
 
+static cedar_status group_reserve(void *self, uint64_t rows, cedar_err *err) {
+    group *g = self;
+    if (rows <= g->logit_rows || cedar_ranks_broken(g->meeting)) return CEDAR_OK;
+    float *logits = cedar_realloc(g->logits, rows, (size_t)g->model->config.vocab * sizeof *logits);
+    if (!logits) return cedar_fail(err, CEDAR_E_OOM, "no memory for %llu rows of logits", (unsigned long long)rows);
+    g->logits = logits;
+    g->logit_rows = rows;
+    return CEDAR_OK;
+}
+
+static void copy_plan(group *g, const cedar_step_plan *plan) {
+    int32_t *tokens = g->tokens;
+    g->plan = *plan;
+    g->plan.entries = g->entries;
+    for (uint32_t i = 0; i < plan->entry_count; i++) {
+        g->entries[i] = plan->entries[i];
+        g->entries[i].tokens = tokens;
+        memcpy(tokens, plan->entries[i].tokens, plan->entries[i].rows * sizeof *tokens);
+        tokens += plan->entries[i].rows;
+    }
+}
+
+static void copy_seqs(group *g, const cedar_seq_state *seqs) {
+    memcpy(g->seqs, seqs, g->opts->seq_count * sizeof *seqs);
+}
+
 static cedar_status group_step(void *self, const cedar_step_plan *plan, const cedar_seq_state *seqs,
                                cedar_step_out *out, cedar_err *err) {
     group *g = self;
+    size_t vocab = (size_t)g->model->config.vocab;
     if (cedar_ranks_broken(g->meeting)) return cedar_ranks_error(g->meeting, err);
-    g->plan = plan;
-    g->seqs = seqs;
-    g->out = out;
+    copy_plan(g, plan);
+    copy_seqs(g, seqs);
+    g->wants_logits = out->logits && plan->logits;
     cedar_ranks_now(g->meeting, "step", ++g->steps);
     post(g, JOB_STEP);
     if (cedar_ranks_broken(g->meeting)) return cedar_ranks_error(g->meeting, err);
     if (out->argmax && plan->logits) memcpy(out->argmax, g->member[0].argmax, plan->logits * sizeof *out->argmax);
+    if (g->wants_logits) memcpy(out->logits, g->logits, plan->logits * vocab * sizeof *out->logits);
     return CEDAR_OK;
+}
+
+/* Each rank's own items; what only the caller wants to see is made by rank 0. */
+static void copy_items(group *g, const cedar_draft_item *items, uint32_t count) {
+    size_t block = (size_t)g->model->config.draft_block, wide = block * (size_t)g->model->config.vocab;
+    float *logits = g->logits;
+    g->item_count = count;
+    for (uint32_t i = 0; i < count; i++) {
+        int32_t *forced = items[i].forced ? g->forced + i * block : NULL;
+        if (forced) memcpy(forced, items[i].forced, block * sizeof *forced);
+        for (uint32_t r = 0; r < g->ranks; r++)
+            g->member[r].items[i] = (cedar_draft_item){ .seq = items[i].seq, .token = items[i].token, .forced = forced,
+                                                        .ids = g->member[r].ids + i * block };
+        if (items[i].confidence) g->member[0].items[i].confidence = g->confidence + i * block;
+        if (!items[i].logits) continue;
+        g->member[0].items[i].logits = logits;
+        logits += wide;
+    }
+}
+
+static void give_items(const group *g, cedar_draft_item *items) {
+    size_t block = (size_t)g->model->config.draft_block, wide = block * (size_t)g->model->config.vocab;
+    for (uint32_t i = 0; i < g->item_count; i++) {
+        const cedar_draft_item *made = &g->member[0].items[i];
+        memcpy(items[i].ids, made->ids, block * sizeof *made->ids);
+        if (made->confidence) memcpy(items[i].confidence, made->confidence, block * sizeof *made->confidence);
+        if (made->logits) memcpy(items[i].logits, made->logits, wide * sizeof *made->logits);
+    }
 }
 
 static cedar_status group_draft(void *self, cedar_draft_item *items, uint32_t count, const cedar_seq_state *seqs,
                                 cedar_err *err) {
     group *g = self;
-    g->seqs = seqs;
-    for (uint32_t first = 0; first < count && !cedar_ranks_broken(g->meeting); first += g->item_count) {
-        g->items = items + first;
-        g->item_count = count - first < g->draft_items ? count - first : g->draft_items;
+    if (cedar_ranks_broken(g->meeting)) return cedar_ranks_error(g->meeting, err);
+    copy_seqs(g, seqs);
+    for (uint32_t first = 0; first < count; first += g->item_count) {
+        copy_items(g, items + first, count - first < g->draft_items ? count - first : g->draft_items);
         cedar_ranks_now(g->meeting, "the drafts behind step", g->steps);
         post(g, JOB_DRAFT);
+        if (cedar_ranks_broken(g->meeting)) return cedar_ranks_error(g->meeting, err);
+        give_items(g, items + first);
     }
-    return cedar_ranks_error(g->meeting, err);
+    return CEDAR_OK;
 }
 
 /* --- what is called for the ranks that hold the bytes ------------------------------------------------------------- */
@@ -399,10 +501,19 @@ static void group_snap_load(void *self, int32_t seq, uint32_t pos, const uint8_t
     for (uint32_t r = 0; r < g->ranks && !g->abandoned; r++) g->inner->snap_load(g->member[r].impl, seq, pos, buf);
 }
 
+static void tap_caller(void *self, cedar_tap_kind kind, int32_t layer, int32_t seq, uint32_t pos, const void *data,
+                       uint32_t width) {
+    const group *g = self;
+    if (!g->abandoned) g->tap(g->tap_self, kind, layer, seq, pos, data, width);
+}
+
 /* All that a tap sees is the same on every rank. */
 static void group_tap(void *self, cedar_tap_fn fn, void *tap_self) {
     group *g = self;
-    g->inner->tap(g->member[0].impl, fn, tap_self);
+    if (g->abandoned) return;
+    g->tap = fn;
+    g->tap_self = tap_self;
+    g->inner->tap(g->member[0].impl, fn ? tap_caller : NULL, g);
 }
 
 /* The hook is called once a row, by rank 0; the others get what it gave. */
@@ -413,7 +524,7 @@ static bool inject_on_all(void *self, int32_t layer, int32_t seq, uint32_t pos, 
     uint32_t rank = m->rank.shard.rank;
     size_t width = (size_t)c->hc * (size_t)c->hidden;
     if (rank == 0) {
-        g->injects = g->inject(g->inject_self, layer, seq, pos, h, pre);
+        g->injects = !g->abandoned && g->inject(g->inject_self, layer, seq, pos, h, pre);
         memcpy(g->injected, h, width * sizeof *h);
         memcpy(g->injected + width, pre, (size_t)c->hc * sizeof *pre);
     }
@@ -429,6 +540,7 @@ static bool inject_on_all(void *self, int32_t layer, int32_t seq, uint32_t pos, 
 
 static void group_inject(void *self, cedar_inject_fn fn, void *inject_self) {
     group *g = self;
+    if (g->abandoned) return;
     g->inject = fn;
     g->inject_self = inject_self;
     for (uint32_t r = 0; r < g->ranks; r++)
@@ -468,4 +580,6 @@ const cedar_backend cedar_backend_group = {
     .read_entries = group_read_entries,
     .read_open = group_read_open,
     .poison = group_poison,
+    .reserve = group_reserve,
+    .settle = group_settle,
 };

@@ -36,13 +36,16 @@ cedar_status cedar_model_shape(const cedar_config *c, cedar_model **out, cedar_e
 }
 
 void cedar_model_close(cedar_model *m) {
-    if (!m) return;
+    if (!m || m->kept) return;
     if (m->storage_free) m->storage_free(m->storage);
     for (int32_t i = 0; m->blocks && i < m->config.layers + m->config.stages; i++) cedar_free(m->blocks[i].experts);
     cedar_free(m->blocks);
     cedar_free(m->token_map);
     cedar_free(m);
 }
+
+/* Engines only read a model, and say this one thing about it. */
+void cedar_model_keep(const cedar_model *m) { ((cedar_model *)(uintptr_t)m)->kept = true; }
 
 const cedar_config *cedar_model_config(const cedar_model *m) { return &m->config; }
 

@@ -55,6 +55,7 @@ struct cedar_model {
     bool seeded;                                                /* weights have shapes but no bytes: a backend makes */
     uint64_t seed;                                              /* them from this seed (synth.c) */
     char origin[256];                                           /* "checkpoint PATH" or "synthetic seed N" */
+    bool kept;                                                  /* cedar_model_close leaves it alone */
     void *storage;                                              /* mapped files or owned bytes; checkpoint.c, synth.c */
     void (*storage_free)(void *storage);
 };
@@ -66,6 +67,9 @@ cedar_status cedar_config_parse(const char *text, size_t bytes, const char *path
 /* An empty model of a shape: blocks and experts allocated, no weights, identity token map (id modulo the compressed
  * vocabulary). Owned by the caller (cedar_model_close). */
 cedar_status cedar_model_new(const cedar_config *c, cedar_model **out, cedar_err *err) CEDAR_USE_RESULT;
+
+/* From now on the model stays in memory until the program ends: a thread that cannot be ended may still read it. */
+void cedar_model_keep(const cedar_model *m);
 
 /* Angles of rotation per position, plain [rope_dim / 2] for window-only layers, yarn [rope_dim / 2] for layers that
  * read global KV (spec/model.md 2.3). The one place, so that all backends rotate by the same doubles. */

@@ -10,6 +10,10 @@
 #include "base/clock.h"
 #include "base/mem.h"
 
+/* Of the limit, after the user asked to stop, and how often is looked whether that is so. */
+#define STOP_NS 1000000000
+#define LOOK_NS 100000000
+
 typedef struct place {
     bool here;                  /* waits at the present meeting */
     int64_t left_ns;            /* when it left the last one */
@@ -20,6 +24,7 @@ typedef struct place {
 struct cedar_ranks {
     uint32_t ranks;
     int64_t limit_ns;
+    const volatile int *stop;   /* may be NULL */
     pthread_mutex_t lock;
     pthread_cond_t moved;       /* a meeting is complete, or the group is broken */
     place *place;               /* [ranks] */
@@ -50,6 +55,8 @@ cedar_status cedar_ranks_open(uint32_t ranks, int64_t limit_ns, cedar_ranks **ou
     return CEDAR_OK;
 }
 
+void cedar_ranks_heed(cedar_ranks *g, const volatile int *stop) { g->stop = stop; }
+
 void cedar_ranks_close(cedar_ranks *g) {
     if (!g) return;
     pthread_mutex_destroy(&g->lock);
@@ -79,12 +86,14 @@ static uint32_t first_missing(const cedar_ranks *g) {
     return r;
 }
 
-static void break_late(cedar_ranks *g, int64_t waited_ns) {
+static void break_late(cedar_ranks *g, int64_t waited_ns, bool stopped) {
     cedar_err why;
     char text[64];
     uint32_t late = first_missing(g);
-    (void)cedar_fail(&why, CEDAR_E_LIVENESS, "rank %u of %u stalled at %s: the others have waited %.1f s for it", late,
-                     g->ranks, doing(g, text), (double)waited_ns / 1e9);
+    (void)cedar_fail(&why, stopped ? CEDAR_E_INTERRUPT : CEDAR_E_LIVENESS,
+                     "%srank %u of %u stalled at %s: the others have waited %.1f s for it",
+                     stopped ? "stopped by the user while " : "", late, g->ranks, doing(g, text),
+                     (double)waited_ns / 1e9);
     break_group(g, &why);
 }
 
@@ -94,12 +103,16 @@ static struct timespec at_time(int64_t ns) {
 
 /* The lock is held. Waits until the meeting is complete or the group broken. limit_ns 0: for ever. */
 static void wait_for_others(cedar_ranks *g, uint64_t round, int64_t limit_ns) {
-    int64_t start = cedar_now_ns();
-    struct timespec until = at_time(start + limit_ns);
+    int64_t start = cedar_now_ns(), waited = 0;
     while (g->round == round && !atomic_load(&g->broken)) {
+        int64_t left = limit_ns - waited;
+        struct timespec until = at_time(start + waited + (g->stop && left > LOOK_NS ? LOOK_NS : left));
         if (!limit_ns) pthread_cond_wait(&g->moved, &g->lock);
-        else if (pthread_cond_timedwait(&g->moved, &g->lock, &until) == ETIMEDOUT && g->round == round)
-            break_late(g, cedar_now_ns() - start);
+        else if (pthread_cond_timedwait(&g->moved, &g->lock, &until) == ETIMEDOUT && g->round == round) {
+            waited = cedar_now_ns() - start;
+            bool stopped = g->stop && *g->stop && waited >= STOP_NS + limit_ns - g->limit_ns;
+            if (stopped || waited >= limit_ns) break_late(g, waited, stopped);
+        }
     }
 }
 

@@ -32,6 +32,10 @@ typedef struct cedar_rank {
 cedar_status cedar_ranks_open(uint32_t ranks, int64_t limit_ns, cedar_ranks **out, cedar_err *err) CEDAR_USE_RESULT;
 void cedar_ranks_close(cedar_ranks *g);                 /* when no rank will call any more */
 
+/* Before the first meeting: once *stop is not zero the limit is at most a second, and a rank that is late breaks the
+ * group with CEDAR_E_INTERRUPT. stop is borrowed; NULL: none. */
+void cedar_ranks_heed(cedar_ranks *g, const volatile int *stop);
+
 /* Posts a pointer and returns those of all, by rank: all [ranks]. For opening, which may take any time: waits for all
  * ranks without a limit. False = the group is broken. */
 bool cedar_ranks_share(cedar_ranks *g, uint32_t rank, void *mine, void **all);

@@ -245,7 +245,7 @@ CREATE TABLE audits (                       -- one row per audit{...}
     model_hash        TEXT    NOT NULL,
     model_origin      TEXT    NOT NULL,
     documents         TEXT    NOT NULL,     -- where they come from
-    backend           TEXT    NOT NULL,
+    backend           TEXT    NOT NULL,     -- and on what: 'cpu', 'cpu, 2 ranks', 'cuda, NVIDIA H200'
     arith             TEXT    NOT NULL,
     seed              TEXT    NOT NULL CHECK (seed <> '' AND seed NOT GLOB '*[^0-9]*'),
     docs              INTEGER NOT NULL CHECK (docs >= 1),       -- documents, the unit of the statistics

@@ -54,12 +54,12 @@ cedar_status serve_batch_open(cedar_server *s, cedar_err *err) {
     return cedar_fail(err, CEDAR_E_OOM, "no memory for steps of %zu sequences", seqs);
 }
 
-void serve_batch_close(cedar_server *s) {
+cedar_status serve_batch_close(cedar_server *s, cedar_err *err) {
     void *const buffers[] = { s->running, s->items, s->slices, s->entries, s->pages,
                               s->argmax,  s->logits, s->weights, s->heap,  s->polled };
     for (size_t i = 0; i < sizeof buffers / sizeof *buffers; i++) cedar_free(buffers[i]);
     cedar_cache_free(s->cache);
-    cedar_engine_close(s->engine);
+    return cedar_engine_close(s->engine, err);
 }
 
 /* --- the end of a job --------------------------------------------------------------------------------------------- */

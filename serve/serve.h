@@ -54,6 +54,7 @@ cedar_status cedar_serve_run(cedar_server *s, const volatile int *stop, cedar_er
 void cedar_serve_stop(cedar_server *s);
 
 cedar_serve_totals cedar_serve_result(const cedar_server *s);       /* after cedar_serve_run */
-void cedar_serve_close(cedar_server *s);
+/* NULL is allowed. Returns what cedar_engine_close returns. */
+cedar_status cedar_serve_close(cedar_server *s, cedar_err *err);
 
 #endif

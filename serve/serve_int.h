@@ -218,7 +218,7 @@ void serve_wake_client(serve_job *j);
 
 /* batch.c */
 cedar_status serve_batch_open(cedar_server *s, cedar_err *err) CEDAR_USE_RESULT;
-void serve_batch_close(cedar_server *s);
+cedar_status serve_batch_close(cedar_server *s, cedar_err *err);     /* as cedar_engine_close */
 
 /* The server is at its end: all that is on its way is told so, nothing is reported any more. */
 void serve_batch_abandon(cedar_server *s);

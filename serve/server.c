@@ -53,7 +53,7 @@ cedar_status cedar_serve_open(const cedar_serve_opts *opts, cedar_server **out, 
     if (!st) st = serve_batch_open(s, err);
     if (!st) st = serve_http_open(s, err);
     if (st) {
-        cedar_serve_close(s);
+        (void)cedar_serve_close(s, NULL);
         return st;
     }
     *out = s;
@@ -73,13 +73,14 @@ void cedar_serve_stop(cedar_server *s) {
 
 cedar_serve_totals cedar_serve_result(const cedar_server *s) { return s->totals; }
 
-void cedar_serve_close(cedar_server *s) {
-    if (!s) return;
+cedar_status cedar_serve_close(cedar_server *s, cedar_err *err) {
+    if (!s) return CEDAR_OK;
     serve_batch_abandon(s);     /* libmicrohttpd must not stop while connections are suspended */
     serve_http_close(s);
-    serve_batch_close(s);
+    cedar_status st = serve_batch_close(s, err);
     pthread_cond_destroy(&s->gone);
     pthread_cond_destroy(&s->wake);
     pthread_mutex_destroy(&s->lock);
     cedar_free(s);
+    return st;
 }

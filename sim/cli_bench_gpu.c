@@ -249,8 +249,9 @@ static cedar_status open_engine(bench *b, engine_kind k, cedar_err *err) {
     if (b->e && b->kind.eager == k.eager && b->kind.one_stream == k.one_stream && b->kind.gpus == k.gpus &&
         b->kind.allreduce == k.allreduce)
         return CEDAR_OK;
-    cedar_engine_close(b->e);
+    cedar_status st = cedar_engine_close(b->e, err);
     b->e = NULL;
+    if (st) return st;
     b->kind = k;
     cedar_engine_opts o = { .backend = "cuda", .arith = CEDAR_BF16, .page_tokens = 128, .page_count = 2048,
                             .seq_count = BATCH_MAX + 4, .context_tokens = LONG + CHUNK, .step_rows = CHUNK,
@@ -759,12 +760,14 @@ static bool read_options(int argc, char **argv, bench *b, const char **model) {
     return ok;
 }
 
-static void close_bench(bench *b) {
-    cedar_engine_close(b->e);
+/* As cedar_engine_close. */
+static cedar_status close_bench(bench *b, cedar_err *err) {
+    cedar_status st = cedar_engine_close(b->e, err);
     cedar_model_close(b->model);
     cedar_free(b->tokens);
     cedar_free(b->seen);
     cedar_free(b);
+    return st;
 }
 
 int cedar_cli_bench_gpu(int argc, char **argv) {
@@ -775,7 +778,7 @@ int cedar_cli_bench_gpu(int argc, char **argv) {
     if (!b) return cedar_fail(&err, CEDAR_E_OOM, "no memory for a bench"), cedar_cli_fail(&err);
     b->repeat = 50;
     if (!read_options(argc, argv, b, &model)) {
-        close_bench(b);
+        (void)close_bench(b, NULL);
         return CEDAR_EXIT_USAGE;
     }
     cedar_cli_data_dir(b->data_dir, sizeof b->data_dir);
@@ -788,6 +791,7 @@ int cedar_cli_bench_gpu(int argc, char **argv) {
     if (!st && !*cedar_cli_stop()) st = steps(b, model, &err);
     int stopped = *cedar_cli_stop();
     if (!st && !stopped) st = check_filters(b, &err);
-    close_bench(b);
+    cedar_status closed = close_bench(b, &err);
+    if (!st) st = closed;
     return st ? cedar_cli_fail(&err) : stopped ? CEDAR_EXIT_SIGNAL + stopped : CEDAR_EXIT_OK;
 }

@@ -159,10 +159,10 @@ static cedar_status run(const char *model, cedar_engine_opts o, score *s, char *
     if (!s->logits) st = cedar_fail(err, CEDAR_E_OOM, "no memory for the logits of %u rows", s->step);
     if (!st) st = cedar_engine_open(m, &all, &s->engine, err);
     if (!st) st = score_files(s, files, count, err);
-    cedar_engine_close(s->engine);
+    cedar_status closed = cedar_engine_close(s->engine, err);
     cedar_free(s->logits);
     cedar_model_close(m);
-    return st;
+    return st ? st : closed;
 }
 
 int cedar_cli_score(int argc, char **argv) {

@@ -71,6 +71,7 @@ static void make_engine_opts(serving *x) {
     e->arith = o->arith;
     e->threads = (uint32_t)o->threads;
     e->gpus = (uint32_t)o->gpus;
+    e->stop = cedar_cli_stop();
     e->one_stream = o->one_stream;
     e->allreduce = o->allreduce;
     e->page_tokens = (uint32_t)o->page_tokens;
@@ -226,7 +227,8 @@ static cedar_status serve_all(serving *x, cedar_err *err) {
                         x->db);
     if (!st) st = load(x, err);
     if (!st) st = run_server(x, err);
-    cedar_serve_close(x->server);
+    cedar_status left = cedar_serve_close(x->server, err);
+    if (!st) st = left;
     cedar_err why = { 0 };
     cedar_status closed = cedar_store_close(x->store, !st, &why);
     if (closed && !st) *err = why;

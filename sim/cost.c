@@ -112,8 +112,11 @@ static cedar_status check_switches(const cedar_config *c, const cedar_hardware *
     const struct { bool on; double figure; const char *option, *key; } needs[] = {
         { on->fused_kernels, hw->fused_kernels_per_layer, "kernels = \"fused\"", "fused_kernels_per_layer" },
         { on->side_stream, hw->side_stream_kernels, "side_stream = true", "side_stream_kernels" },
-        { on->fused_allreduce && hw->gpus > 1, hw->fused_allreduce_ns, "allreduce = \"fused\"", "fused_allreduce_ns" },
+        { on->fused_allreduce, hw->fused_allreduce_ns, "allreduce = \"fused\"", "fused_allreduce_ns" },
     };
+    if (on->fused_allreduce && hw->gpus <= 1)
+        return cedar_fail(err, CEDAR_E_ARG, "allreduce = \"fused\": hardware \"%s\" is one GPU, which has nothing to "
+                          "add; take \"plain\", or hardware of several", hw->name);
     for (size_t i = 0; i < sizeof needs / sizeof *needs; i++)
         if (needs[i].on && needs[i].figure <= 0)
             return cedar_fail(err, CEDAR_E_ARG, "%s: hardware \"%s\" does not describe it; give %s in its file",

@@ -61,16 +61,17 @@ oom:
     st = cedar_fail(err, CEDAR_E_OOM, "no memory for the exact shadow of quality = true: %u rows of %d logits",
                     rows_max, c->vocab);
 fail:
-    cedar_quality_close(q);
+    (void)cedar_quality_close(q, NULL);
     return st;
 }
 
-void cedar_quality_close(cedar_quality *q) {
-    if (!q) return;
-    cedar_engine_close(q->engine);
+cedar_status cedar_quality_close(cedar_quality *q, cedar_err *err) {
+    if (!q) return CEDAR_OK;
+    cedar_status st = cedar_engine_close(q->engine, err);
     cedar_free(q->shadows);
     cedar_free(q->logits);
     cedar_free(q);
+    return st;
 }
 
 static void drop(cedar_quality *q, shadow *s) {

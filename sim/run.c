@@ -36,15 +36,6 @@ const char *run_step_graph(const run *r) {
 
 /* --- reporting the beginning -------------------------------------------------------------------------------------- */
 
-/* "NVIDIA H200", "2 x NVIDIA H200", "2 ranks" of a CPU, or "". */
-static void device_of(const cedar_engine_opts *e, char out[CEDAR_DEVICE_BYTES]) {
-    char one[CEDAR_DEVICE_BYTES];
-    cedar_device_name(e->backend, one);
-    if (*one && e->gpus > 1) snprintf(out, CEDAR_DEVICE_BYTES, "%u x %.100s", e->gpus, one);
-    else if (e->gpus > 1) snprintf(out, CEDAR_DEVICE_BYTES, "%u ranks", e->gpus);
-    else snprintf(out, CEDAR_DEVICE_BYTES, "%s", one);
-}
-
 static cedar_status emit_begin(run *r, cedar_err *err) {
     static const char *const replays[] = { "exact", "decoder", "encoder", "both" };
     static const char *const ariths[] = { "wide", "f32", "bf16" }, *const clocks[] = { "measured", "recorded",
@@ -60,7 +51,7 @@ static cedar_status emit_begin(run *r, cedar_err *err) {
     snprintf(r->result.replay, sizeof r->result.replay, "%s", r->http ? "the endpoint's" : name);
     snprintf(r->result.label, sizeof r->result.label, "%s", *r->opts->label ? r->opts->label : name);
     char device[CEDAR_DEVICE_BYTES];
-    device_of(&r->engine_opts, device);
+    cedar_device_name(r->engine_opts.backend, r->engine_opts.gpus, device);
     cedar_run_row row = { .run_id = r->run_id,
                           .label = r->result.label,
                           .config_json = json,
@@ -534,6 +525,6 @@ cedar_status cedar_run(const cedar_run_opts *opts, int64_t run_id, const cedar_r
         st = play(r, err);
         *out = r->result;
     }
-    cedar_run_close(r);
-    return st;
+    cedar_status closed = cedar_run_close(r, err);
+    return st ? st : closed;
 }

@@ -112,7 +112,7 @@ cedar_replay_rules cedar_run_replay_rules(const cedar_run_opts *o, const cedar_c
 /* Loads traces and model, turns options into rules, and opens engine, cache, shadow and buffers. r holds opts, host and
  * obs; after a failure it is closed with cedar_run_close all the same. */
 cedar_status cedar_run_open(cedar_run_state *r, cedar_err *err) CEDAR_USE_RESULT;
-void cedar_run_close(cedar_run_state *r);
+cedar_status cedar_run_close(cedar_run_state *r, cedar_err *err);     /* as cedar_engine_close */
 
 /* Model and traces of the options: from the cache, which then keeps them (NULL: the caller owns them). */
 cedar_status cedar_run_load_model(cedar_run_cache *c, const cedar_run_opts *o, const char *data_dir, cedar_model **out,

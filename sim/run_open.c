@@ -162,6 +162,7 @@ static void make_engine_opts(run *r) {
     e->threads = (uint32_t)o->threads;
     e->gpus = (uint32_t)o->gpus;
     e->one_stream = o->one_stream;
+    e->stop = r->host->stop;
     if (o->clock != CEDAR_CLOCK_MODELLED) e->allreduce = o->allreduce;
     e->page_tokens = (uint32_t)o->page_tokens;
     uint64_t pages = (longest + e->page_tokens - 1) / e->page_tokens;
@@ -230,6 +231,10 @@ static cedar_status make_cost(run *r, cedar_err *err) {
     const cedar_cost_switches on = switches_of(o);
     cedar_status st = r->host->hardware(r->host->data_dir, o->hardware, &r->hardware, err);
     if (!st) st = cedar_hardware_assume(&r->hardware, o->assume, err);
+    if (!st && o->gpus > 1 && (double)o->gpus != r->hardware.gpus)
+        st = cedar_fail(err, CEDAR_E_ARG, "gpus = %lld, but modelled time has the price of hardware \"%s\", %g GPU(s); "
+                        "add assume = \"gpus=%lld\", or take other hardware",
+                        (long long)o->gpus, r->hardware.name, r->hardware.gpus, (long long)o->gpus);
     if (!st) st = cedar_cost_make(r->config, &r->hardware, &on, &r->cost, err);
     if (st) return st;
     if (on.fp8_rows) widen_rows(r);
@@ -344,16 +349,16 @@ void cedar_request_free(run *r, cedar_request *q) {
     r->spare = q;
 }
 
-void cedar_run_close(run *r) {
+cedar_status cedar_run_close(run *r, cedar_err *err) {
     for (uint32_t i = 0; i < r->running_count; i++) cedar_request_free(r, r->running[i]);
     for (size_t i = 0; i < r->waiting_count; i++) cedar_request_free(r, r->waiting[i]);
     run_modelled_free(r->modelled);
     run_http_free(r->http);
     cedar_prefixes_free(r->prefixes);
     cedar_cache_free(r->cache);
-    cedar_quality_close(r->quality);
+    cedar_status st = cedar_quality_close(r->quality, err);
     run_drafts_free(r->drafts);
-    cedar_engine_close(r->engine);
+    cedar_status closed = cedar_engine_close(r->engine, err);
     cedar_lanes_free(r->lanes);
     cedar_prompts_free(r->prompts);
     if (!r->host->cache) {
@@ -373,4 +378,5 @@ void cedar_run_close(run *r) {
     void *const buffers[] = { r->waiting, r->running, r->items, r->slices, r->entries, r->pages, r->argmax, r->logits };
     for (size_t i = 0; i < sizeof buffers / sizeof *buffers; i++) cedar_free(buffers[i]);
     cedar_free(r);
+    return st ? st : closed;
 }

@@ -390,7 +390,7 @@ typedef struct cedar_quality cedar_quality;
  * streams: sequences kept alive. rows_max: most rows of one call of cedar_quality_rows. */
 cedar_status cedar_quality_open(const cedar_model *model, const cedar_engine_opts *main_opts, uint32_t streams,
                                 uint32_t rows_max, cedar_quality **out, cedar_err *err) CEDAR_USE_RESULT;
-void cedar_quality_close(cedar_quality *q);
+cedar_status cedar_quality_close(cedar_quality *q, cedar_err *err);   /* as cedar_engine_close */
 
 /* Logits P of rows [pos, pos + rows) of a stream whose tokens are tokens[0 ..]; key names the stream (session, stream).
  * *logits [rows, vocab] is borrowed until the next call. */

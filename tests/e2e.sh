@@ -466,13 +466,14 @@ several_ranks() {
         "$cedar" check-golden tests/golden/tiny-s1-ref --arith bf16 --gpus 2
     exits "an audit on two ranks, with taps" 0 'wrote' "$cedar" run -q "$out/audit.lua" -o "$out/audit-ranks.db" \
         backend=cpu gpus=2 layers=1,3
+    exits "its report says so" 0 'on cpu, 2 ranks: ' "$cedar" report "$out/audit-ranks.db" --text
     exits "a plan for two GPUs" 0 'on each of 2 GPUs' "$cedar" plan --model flash-e128 --gpus 2
     exits "gpus = 0" 1 'gpus' "$cedar" run -q "$small" -o "$out/none.db" backend=cpu gpus=0
     exits "gpus = 9999" 1 'gpus' "$cedar" run -q "$small" -o "$out/none.db" backend=cpu gpus=9999
     exits "more ranks than output groups" 1 'at most 2' "$cedar" run -q "$small" -o "$out/none.db" backend=cpu gpus=3
     exits "a drill that is misspelt" 1 'RANK:STEP:WHAT' \
         env CEDAR_RANK_FAULT=5 "$cedar" run -q "$small" -o "$out/none.db" backend=cpu gpus=2
-    drill stall 3 'rank 1 of 2 stalled at step 5'
+    drill stall 3 'rank 1 of 2 stalled at step 5: .*; rank 1 of 2 has not come back, so the memory'
     drill fail 3 'rank 1 of 2 failed at step 5'
     drill differ 4 'rank 1 of 2 has other results than rank 0 at step 5'
 }

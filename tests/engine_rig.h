@@ -81,7 +81,7 @@ static inline rig rig_tiny(cedar_arith arith) {
 static inline void rig_close(rig *r) {
     uint32_t count = cedar_engine_options(r->e)->page_count;
     ck_assert_uint_eq(cedar_pages_free(r->e), count);
-    cedar_engine_close(r->e);
+    OK(cedar_engine_close(r->e, err));
     cedar_model_close(r->model);
 }
 

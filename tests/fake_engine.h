@@ -127,8 +127,8 @@ cedar_status cedar_engine_gpus_check(const char *backend, uint32_t gpus, cedar_e
     return CEDAR_OK;
 }
 
-void cedar_device_name(const char *backend, char out[CEDAR_DEVICE_BYTES]) {
-    (void)backend;
+void cedar_device_name(const char *backend, uint32_t gpus, char out[CEDAR_DEVICE_BYTES]) {
+    (void)backend, (void)gpus;
     *out = 0;
 }
 
@@ -153,12 +153,13 @@ cedar_status cedar_engine_open(const cedar_model *model, const cedar_engine_opts
     *out = e;
     return CEDAR_OK;
 oom:
-    cedar_engine_close(e);
+    (void)cedar_engine_close(e, NULL);
     return cedar_fail(err, CEDAR_E_OOM, "no memory");
 }
 
-void cedar_engine_close(cedar_engine *e) {
-    if (!e) return;
+cedar_status cedar_engine_close(cedar_engine *e, cedar_err *err) {
+    (void)err;
+    if (!e) return CEDAR_OK;
     for (uint32_t i = 0; e->seqs && i < e->opts.seq_count; i++) {
         if (e->seqs[i].open) cedar_seq_close(e, (int32_t)i);
         cedar_free(e->seqs[i].tokens);
@@ -169,6 +170,7 @@ void cedar_engine_close(cedar_engine *e) {
     cedar_free(e->refs);
     cedar_free(e->content);
     cedar_free(e);
+    return CEDAR_OK;
 }
 
 const cedar_engine_opts *cedar_engine_options(const cedar_engine *e) { return &e->opts; }

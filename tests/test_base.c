@@ -31,6 +31,14 @@ START_TEST(fail_fills_code_and_message) {
     ck_assert_str_eq(err.msg, "run 3: a.json:7: no");
     ck_assert_int_eq(cedar_fail(NULL, CEDAR_E_OOM, "x"), CEDAR_E_OOM);
     ck_assert_int_eq(cedar_fail_in(NULL, CEDAR_E_OOM, "x"), CEDAR_E_OOM);
+    ck_assert_int_eq(cedar_fail_too(&err, CEDAR_E_IO, "%d left", 2), CEDAR_E_IO);
+    ck_assert_int_eq(err.code, CEDAR_E_FORMAT);
+    ck_assert_str_eq(err.msg, "run 3: a.json:7: no; 2 left");
+    err = (cedar_err){ 0 };
+    ck_assert_int_eq(cedar_fail_too(&err, CEDAR_E_IO, "alone"), CEDAR_E_IO);
+    ck_assert_int_eq(err.code, CEDAR_E_IO);
+    ck_assert_str_eq(err.msg, "alone");
+    ck_assert_int_eq(cedar_fail_too(NULL, CEDAR_E_OOM, "x"), CEDAR_E_OOM);
 }
 END_TEST
 
@@ -50,6 +58,13 @@ START_TEST(long_messages_are_cut) {
         cedar_fail_in(&err, CEDAR_E_ARG, "%.*s", outer, text);
         ck_assert_uint_eq(strlen(err.msg), (size_t)room - 1);
         const char *end = outer == room - 8 ? ": inner" : "...";
+        ck_assert_str_eq(err.msg + room - 1 - strlen(end), end);
+    }
+    for (int first = room - 8; first <= room + 1; first++) {
+        cedar_fail(&err, CEDAR_E_ARG, "%.*s", first, text);
+        cedar_fail_too(&err, CEDAR_E_ARG, "later");
+        ck_assert_uint_eq(strlen(err.msg), (size_t)room - 1);
+        const char *end = first == room - 8 ? "; later" : "...";
         ck_assert_str_eq(err.msg + room - 1 - strlen(end), end);
     }
 }

@@ -4,6 +4,7 @@
 #include "tests/walks.h"
 
 #include <pthread.h>
+#include <stdatomic.h>
 
 #include "base/clock.h"
 #include "engine/cpu/cpu_int.h"
@@ -260,10 +261,14 @@ START_TEST(what_was_written_before_a_meeting_is_there_after_it) {
 }
 END_TEST
 
+static void wait_ms(int64_t ms) {
+    nanosleep(&(struct timespec){ .tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000l }, NULL);
+}
+
 static void *meet_once(void *arg) {
     visit *v = arg;
     if (v->late_ms < 0) return NULL;
-    if (v->late_ms) nanosleep(&(struct timespec){ .tv_nsec = v->late_ms * 1000000l }, NULL);
+    wait_ms(v->late_ms);
     v->whole = cedar_ranks_agree(v->g, v->rank, v->value, "has other numbers than rank 0");
     return NULL;
 }
@@ -290,6 +295,31 @@ START_TEST(a_rank_that_does_not_come_is_named) {
     meeting_of(-1, 3, CEDAR_E_LIVENESS, "rank 2 of 3 stalled at step 7");
     ck_assert_int_ge(cedar_now_ns() - start, SHORT_NS);
     ck_assert_int_lt(cedar_now_ns() - start, 40ll * SHORT_NS);
+}
+END_TEST
+
+/* The user asks to stop before two of three ranks meet the third, which does not come. */
+START_TEST(a_stop_cuts_the_waiting_short) {
+    static const struct { int stop; cedar_status status; const char *says; int64_t least_ns, most_ns; } rows[] = {
+        { 2, CEDAR_E_INTERRUPT, "stopped by the user while rank 2 of 3 stalled at step 7", 900000000, 2000000000 },
+        { 0, CEDAR_E_LIVENESS, "rank 2 of 3 stalled at step 7", 2500000000, 4000000000 },
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        visit v[3];
+        volatile int stop = rows[i].stop;
+        cedar_ranks *g;
+        OK(cedar_ranks_open(3, 2500000000, &g, err));
+        cedar_ranks_heed(g, &stop);
+        cedar_ranks_now(g, "step", 7);
+        for (uint32_t r = 0; r < 3; r++) v[r] = (visit){ .g = g, .rank = r, .late_ms = r == 2 ? -1 : 0 };
+        int64_t start = cedar_now_ns();
+        together(v, 3, meet_once);
+        int64_t took = cedar_now_ns() - start;
+        FAILS(cedar_ranks_error(g, err), rows[i].status, rows[i].says);
+        ck_assert_int_ge(took, rows[i].least_ns);
+        ck_assert_int_lt(took, rows[i].most_ns);
+        cedar_ranks_close(g);
+    }
 }
 END_TEST
 
@@ -463,8 +493,8 @@ static cedar_status one_step(rig *r, int32_t seq, uint32_t rows, cedar_err *said
     return cedar_engine_step(r->e, &plan, &out, said);
 }
 
-/* Rank 1 does `what` in the third step. */
-static void drill(const char *what, cedar_status status, const char *says, int64_t most_ns) {
+/* Rank 1 does `what` in the third step; the rig is as the failure left it. */
+static rig drilled(const char *what, cedar_status status, const char *says, int64_t most_ns) {
     char text[32];
     snprintf(text, sizeof text, "1:3:%s", what);
     ck_assert(!setenv("CEDAR_RANK_FAULT", text, 1));
@@ -485,8 +515,23 @@ static void drill(const char *what, cedar_status status, const char *says, int64
     FAILS(cedar_engine_draft(r.e, &item, 1, err), status, says);
     ck_assert_int_lt(cedar_now_ns() - start, 1000000000);
     cedar_seq_close(r.e, seq);
-    rig_close(&r);
     ck_assert(!unsetenv("CEDAR_RANK_FAULT"));
+    return r;
+}
+
+static void drill(const char *what, cedar_status status, const char *says, int64_t most_ns) {
+    rig r = drilled(what, status, says, most_ns);
+    rig_close(&r);
+}
+
+/* As rig_close, but that a rank is still away. */
+static void close_without(rig *r, uint32_t rank) {
+    char says[96];
+    cedar_err told = { .code = CEDAR_E_LIVENESS, .msg = "the step failed" };
+    snprintf(says, sizeof says, "the step failed; rank %u of 2 has not come back", rank);
+    ck_assert_int_eq(cedar_engine_close(r->e, &told), CEDAR_E_LIVENESS);
+    ck_assert_msg(!strncmp(told.msg, says, strlen(says)), "%s", told.msg);
+    cedar_model_close(r->model);
 }
 
 START_TEST(a_rank_that_fails_ends_the_step) {
@@ -500,7 +545,78 @@ START_TEST(a_rank_that_computes_something_else_ends_the_step) {
 END_TEST
 
 START_TEST(a_rank_that_stalls_ends_the_step) {
-    drill("stall", CEDAR_E_LIVENESS, "rank 1 of 2 stalled at step 3", 9000000000);
+    rig r = drilled("stall", CEDAR_E_LIVENESS, "rank 1 of 2 stalled at step 3", 9000000000);
+    close_without(&r, 1);
+}
+END_TEST
+
+/* It comes back 9 s after the step began: after 7 s the step ended without it, and a second later the engine was closed
+ * without it. It looks at the plan then, and at the other ranks. */
+START_TEST(a_rank_that_is_late_finds_what_it_needs) {
+    rig r = drilled("late", CEDAR_E_LIVENESS, "rank 1 of 2 stalled at step 3", 9000000000);
+    close_without(&r, 1);
+    wait_ms(3000);
+}
+END_TEST
+
+/* A tap that holds rank 0 up behind the last layer, once, until it is let go. */
+typedef struct sleeper {
+    int32_t layer;
+    _Atomic bool asleep, wake;
+} sleeper;
+
+static void sleep_once(void *self, cedar_tap_kind kind, int32_t layer, int32_t seq, uint32_t pos, const void *data,
+                       uint32_t width) {
+    (void)seq, (void)pos, (void)data, (void)width;
+    sleeper *s = self;
+    if (kind != CEDAR_TAP_H || layer != s->layer || atomic_exchange(&s->asleep, true)) return;
+    while (!atomic_load(&s->wake)) wait_ms(10);
+}
+
+/* A step whose plan, tokens and buffers are gone as soon as it has failed. */
+static void step_asleep(rig *r, int32_t seq, uint32_t rows) {
+    cedar_replay_rules exact = rules_exact(r);
+    cedar_plan_entry *e = malloc(sizeof *e);
+    int32_t *tokens = malloc(rows * sizeof *tokens), *picks = malloc(rows * sizeof *picks);
+    float *logits = malloc((size_t)rows * r->v * sizeof *logits);
+    memcpy(tokens, r->token, rows * sizeof *tokens);
+    *e = rig_entry(r, seq, tokens, CEDAR_ROWS_PREFILL, rows, &exact);
+    OK(cedar_seq_reserve(r->e, seq, rows, err));
+    cedar_step_plan *plan = malloc(sizeof *plan);
+    *plan = (cedar_step_plan){ .entry_count = 1, .entries = e };
+    cedar_plan_total(plan);
+    cedar_step_out *out = malloc(sizeof *out);
+    *out = (cedar_step_out){ .logits = logits, .argmax = picks };
+    FAILS(cedar_engine_step(r->e, plan, out, err), CEDAR_E_LIVENESS, "rank 0 of 2 stalled at step 1");
+    void *const lent[] = { e, tokens, picks, logits, plan, out };
+    for (size_t i = 0; i < sizeof lent / sizeof *lent; i++) free(lent[i]);
+}
+
+/* Rank 0 stalls in the middle of a step, behind its last sum: when it wakes up it goes through draft windows and head,
+ * which read weights, and writes logits. In 0 that is after engine and model were closed, in 1 just before. */
+START_TEST(a_rank_that_wakes_up_goes_on_in_memory_that_is_there) {
+    int64_t before = cedar_mem_live();
+    cedar_engine_opts o = rig_opts(CEDAR_F32);
+    o.gpus = 2;
+    o.weight_cache_bytes = 0;       /* weights are read where the model has them */
+    rig r = rig_open("tests/golden/tiny-s1", &o);
+    static sleeper s;               /* the rank may look at it as long as the test runs */
+    s.layer = r.c->layers - 1;
+    cedar_engine_tap(r.e, sleep_once, &s);
+    int32_t seq = rig_seq(&r);
+    step_asleep(&r, seq, 20);
+    ck_assert(atomic_load(&s.asleep));
+    cedar_engine_tap(r.e, NULL, NULL);
+    cedar_seq_close(r.e, seq);
+    if (_i) {
+        atomic_store(&s.wake, true);
+        rig_close(&r);
+        ck_assert_int_eq(cedar_mem_live(), before);
+    } else {
+        close_without(&r, 0);
+        atomic_store(&s.wake, true);
+        wait_ms(1000);
+    }
 }
 END_TEST
 
@@ -535,7 +651,7 @@ START_TEST(opening_that_fails_leaves_nothing) {
         opened = cedar_engine_open(m, &o, &e, &err) == CEDAR_OK;
         cedar_mem_fail_at(0);
         if (!opened) ck_assert_msg(err.code == CEDAR_E_OOM, "allocation %lld: %s", (long long)n, err.msg);
-        cedar_engine_close(e);
+        ck_assert(!cedar_engine_close(e, &err));
         ck_assert_int_eq(cedar_mem_live(), before);
     }
     ck_assert_int_gt(n, 20);
@@ -562,6 +678,7 @@ static Suite *ranks_suite(void) {
     tcase_set_timeout(t, 120);
     tcase_add_test(t, what_was_written_before_a_meeting_is_there_after_it);
     tcase_add_test(t, a_rank_that_does_not_come_is_named);
+    tcase_add_test(t, a_stop_cuts_the_waiting_short);
     tcase_add_test(t, a_rank_that_differs_is_named);
     tcase_add_test(t, a_rank_that_fails_frees_the_others);
     suite_add_tcase(s, t);
@@ -579,6 +696,8 @@ static Suite *ranks_suite(void) {
     tcase_add_test(t, a_rank_that_fails_ends_the_step);
     tcase_add_test(t, a_rank_that_computes_something_else_ends_the_step);
     tcase_add_test(t, a_rank_that_stalls_ends_the_step);
+    tcase_add_test(t, a_rank_that_is_late_finds_what_it_needs);
+    tcase_add_loop_test(t, a_rank_that_wakes_up_goes_on_in_memory_that_is_there, 0, 2);
     tcase_add_test(t, drills_are_spelt_out);
     tcase_add_test(t, opening_that_fails_leaves_nothing);
     suite_add_tcase(s, t);

@@ -123,7 +123,7 @@ static void rig_stop(rig *r) {
 
 static void rig_free(rig *r) {
     rig_stop(r);
-    cedar_serve_close(r->server);
+    OK(cedar_serve_close(r->server, &failure));
     cedar_model_close(r->model);
     ck_assert_int_eq(cedar_mem_live(), 0);
     free(r);
@@ -367,7 +367,7 @@ static void greedy(const rig *r, const int32_t *prompt, uint32_t n, uint32_t cou
         tokens[n] = out[i] = best;
     }
     free(logits);
-    cedar_engine_close(e);
+    OK(cedar_engine_close(e, &failure));
 }
 
 /* Text of ids by the rule as docs/SERVE.md has it, written out a second time. */
@@ -1056,7 +1056,7 @@ START_TEST(a_server_that_never_ran_closes) {
     rig_open(r);
     int fd = start(r, PLAIN, "{" LONG "}");
     await_metric(r, "cedar_requests_waiting", 1);
-    cedar_serve_close(r->server);
+    OK(cedar_serve_close(r->server, &failure));
     r->server = NULL;
     free(hear(fd));
     close(fd);

@@ -95,7 +95,7 @@ static void close_bed(bed *b, const char *test) {
     free(b->rows);
     for (int i = 0; i < 2; i++) {
         ck_assert_uint_eq(cedar_pages_free(b->r[i].e), cedar_engine_options(b->r[i].e)->page_count);
-        cedar_engine_close(b->r[i].e);
+        OK(cedar_engine_close(b->r[i].e, err));
     }
     cedar_model_close(b->r[0].model);
     free(b);
