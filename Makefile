@@ -215,10 +215,22 @@ suites: $(TESTBIN) $(BUILD)/cedar
 	@CC='$(CC)' tools/run_tests.sh $(BUILD) $(notdir $(TESTBIN)) train tidy includes headers
 
 # The suites without the checks of the sources, for configurations that only differ in how they are compiled.
-# test_ranks takes minutes and has no code of its own that clang could compile otherwise; gcc runs it three times.
-CHECKED := $(if $(filter clang,$(CC)),$(filter-out test_ranks,$(notdir $(TESTBIN))),$(notdir $(TESTBIN)))
-check: $(TESTBIN) $(BUILD)/cedar
-	@CC='$(CC)' tools/run_tests.sh $(BUILD) $(CHECKED)
+# clang: test_ranks takes minutes and has no code of its own that clang could compile otherwise, and gcc runs it three
+# times; of what repeats one of a kind (tests/sanitized.h); golden vectors, operators and the rest run whole.
+# tsan: suites that start no thread have nothing for it, nor have cases tagged so.
+NO_THREADS := agentx base cache calibrate checkpoint claims config cost divergence import ledger lua memplan ops \
+              ops_bf16 ops_f32 options plan quant reports score sim swarm tape traces
+CHECKED := $(notdir $(TESTBIN))
+ifneq ($(filter clang,$(CC)),)
+CHECKED := $(filter-out test_ranks,$(CHECKED))
+CHECK_HOW := CEDAR_BRIEF=1
+endif
+ifeq ($(CONFIG),tsan)
+CHECKED := $(filter-out $(NO_THREADS:%=test_%),$(CHECKED))
+CHECK_HOW := CEDAR_LEAVE_OUT=one_thread
+endif
+check: $(if $(filter tsan,$(CONFIG)),$(CHECKED:%=$(BUILD)/tests/%),$(TESTBIN)) $(BUILD)/cedar
+	@CC='$(CC)' $(CHECK_HOW) tools/run_tests.sh $(BUILD) $(CHECKED)
 
 SLOWPY := $(wildcard tests/slow_*.py)
 test-slow: all $(TESTBIN)

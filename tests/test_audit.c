@@ -624,7 +624,7 @@ static const char *const models[] = { "tests/golden/tiny-s1", "tests/golden/tiny
 
 /* C0 to C5 of spec/replay.md 4.4 on both tiny models. */
 START_TEST(controls_hold) {
-    if (sanitized_skips("controls_hold", _i) || one_thread_skips("controls_hold")) return;
+    if (brief_skips("controls_hold", _i)) return;
     static const char *const words[] = {
         "backend", "cpu", "arith", "wide", "threads", "1", "docs", "4", "turns", "4", "prompts", "110,140", "suffix",
         "30,9,50", "answer", "20", "greedy_tokens", "12", "drafts", "true", "needles", "8,60", "layers", "1,3", "arms",
@@ -687,7 +687,9 @@ END_TEST
  * not exact just before it in some document. Encoder arms that replay enough for their new global rows to be exact have
  * fronts that hold in every layer; with R = W only the layers below the second source have. */
 START_TEST(fronts_are_where_theory_puts_them) {
-    if (sanitized_skips("fronts_are_where_theory_puts_them", 1)) return;
+    if (sanitized_skips("fronts_are_where_theory_puts_them", 1) ||
+        brief_skips("fronts_are_where_theory_puts_them", _i))
+        return;
     static const char *const words[] = {
         "backend", "cpu", "arith", "wide", "threads", "1", "docs", "10", "turns", "2", "prompts", "100,101", "suffix",
         "150", "answer", "90", "score_rows", "64", NULL };
@@ -840,7 +842,7 @@ END_TEST
 
 /* Every allocation may fail: the audit ends with a sentence and leaks nothing. */
 START_TEST(audits_survive_any_failed_allocation) {
-    if (sanitized_skips("audits_survive_any_failed_allocation", 1)) return;
+    if (brief_skips("audits_survive_any_failed_allocation", 1)) return;
     static const char *const words[] = { "backend", "cpu", "threads", "1", "docs", "2", "turns", "2", "prompts", "20",
                                          "suffix", "4", "answer", "4", "arms", "encoder,stored,shift,wo_a", "layers",
                                          "1", "greedy_tokens", "3", "drafts", "true", "resamples", "10", NULL };
@@ -1124,9 +1126,13 @@ static Suite *suite(void) {
     tcase_add_test(t, documents_have_limits);
     tcase_add_test(t, options_are_documented);
     suite_add_tcase(s, t);
+    t = tcase_create("controls");
+    tcase_set_timeout(t, 1500);
+    tcase_set_tags(t, "one_thread");
+    tcase_add_loop_test(t, controls_hold, 0, 2);
+    suite_add_tcase(s, t);
     t = tcase_create("audits");
     tcase_set_timeout(t, 1500);
-    tcase_add_loop_test(t, controls_hold, 0, 2);
     tcase_add_loop_test(t, fronts_are_where_theory_puts_them, 0, 2);
     tcase_add_test(t, results_repeat);
     tcase_add_test(t, auditing_is_cheap);

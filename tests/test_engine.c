@@ -183,7 +183,7 @@ END_TEST
 
 /* Changing one token changes that row and nothing before it, not even a cached byte. */
 START_TEST(no_row_sees_the_future) {
-    if (sanitized_skips("no_row_sees_the_future", _i)) return;
+    if (brief_skips("no_row_sees_the_future", _i)) return;
     enum { N = 60 };
     cedar_engine_opts o = rig_opts(CEDAR_WIDE);
     rig r = rig_open(dirs[_i], &o);
@@ -308,7 +308,7 @@ static watch *watch_new(rig *r) {
 
 /* I1, I9 and the refused start: hits of 0, 1, W-1, W, W+1 and beyond, odd and even. */
 START_TEST(hits_leave_cached_rows_alone) {
-    if (sanitized_skips("hits_leave_cached_rows_alone", _i)) return;
+    if (brief_skips("hits_leave_cached_rows_alone", _i)) return;
     cedar_engine_opts o = rig_opts(ariths[_i % 3]);
     rig r = rig_open(dirs[_i / 3], &o);
     cedar_replay_rules rules = rules_decoder(&r), exact = rules_exact(&r);
@@ -350,7 +350,7 @@ END_TEST
 /* I2: with every slot that must not be read filled with NaN before each step, no bit changes: exact, decoder
  * replay with each cut, encoder replay, both; final chunks of 1 .. W+1 rows; drafts. */
 START_TEST(nothing_stale_is_read) {
-    if (sanitized_skips("nothing_stale_is_read", _i)) return;
+    if (brief_skips("nothing_stale_is_read", _i)) return;
     cedar_engine_opts o = rig_opts(ariths[_i % 3]);
     rig r = rig_open(dirs[_i / 3], &o);
     cedar_replay_rules exact = rules_exact(&r);
@@ -429,7 +429,7 @@ END_TEST
 
 /* I4 and I6: prompts up to W, and prompts whose log-probabilities are wanted, are exact under decoder replay. */
 START_TEST(untrimmed_prompts_are_exact) {
-    if (sanitized_skips("untrimmed_prompts_are_exact", _i)) return;
+    if (brief_skips("untrimmed_prompts_are_exact", _i)) return;
     cedar_engine_opts o = rig_opts(ariths[_i % 3]);
     rig r = rig_open(dirs[_i / 3], &o);
     cedar_replay_rules exact = rules_exact(&r);
@@ -471,7 +471,7 @@ END_TEST
 
 /* I5: replay over a whole halo is exact to the bit. */
 START_TEST(halos_reproduce_exact_results) {
-    if (sanitized_skips("halos_reproduce_exact_results", _i)) return;
+    if (brief_skips("halos_reproduce_exact_results", _i)) return;
     cedar_engine_opts o = rig_opts(ariths[_i % 3]);
     rig r = rig_open(dirs[_i / 3], &o);
     cedar_replay_rules exact = rules_exact(&r);
@@ -520,7 +520,7 @@ END_TEST
 /* One row less than the halo: the oldest window row that the last layer needs is no longer exact. Its streams show it,
  * wherever the one missing key flips a code on the way. */
 START_TEST(one_row_less_than_a_halo_is_not_exact) {
-    if (sanitized_skips("one_row_less_than_a_halo_is_not_exact", _i)) return;
+    if (brief_skips("one_row_less_than_a_halo_is_not_exact", _i)) return;
     cedar_engine_opts o = rig_opts(CEDAR_WIDE);
     rig r = rig_open(dirs[_i / 2], &o);
     cedar_replay_rules exact = rules_exact(&r), rules = rules_decoder(&r);
@@ -689,7 +689,7 @@ static uint32_t compare_windows(const rig *r, const watch *got, const watch *wan
 /* The clip of an encoder hit: layer l is exact from S + (W-1) l on, for the layers that no contaminated row can
  * reach. */
 START_TEST(encoder_fronts_are_where_they_should_be) {
-    if (sanitized_skips("encoder_fronts_are_where_they_should_be", _i)) return;
+    if (brief_skips("encoder_fronts_are_where_they_should_be", _i)) return;
     enum { HIT = 64, END = 240 };
     cedar_engine_opts o = rig_opts(_i == 0 ? CEDAR_WIDE : _i == 1 ? CEDAR_F32 : CEDAR_BF16);
     rig r = rig_open("tests/golden/tiny-s1", &o);
@@ -750,7 +750,7 @@ END_TEST
 /* Decoder replay: layers up to the cut are exact, layer cut+1+j from T - W + (W-1) j on (one layer later when the
  * cut layer is clipped too), global rows always, and after the last front every logit. */
 START_TEST(decoder_fronts_are_where_they_should_be) {
-    if (sanitized_skips("decoder_fronts_are_where_they_should_be", _i % 3)) return;     /* each cut */
+    if (brief_skips("decoder_fronts_are_where_they_should_be", _i % 3)) return;     /* each cut */
     enum { T = 100, END = 180 };
     cedar_engine_opts o = rig_opts(ariths[_i % 3]);
     rig r = rig_open("tests/golden/tiny-s1", &o);
@@ -806,7 +806,7 @@ END_TEST
 /* --- stored windows ----------------------------------------------------------------------------------------------- */
 
 START_TEST(stored_windows_continue_exactly) {
-    if (sanitized_skips("stored_windows_continue_exactly", _i)) return;
+    if (brief_skips("stored_windows_continue_exactly", _i)) return;
     cedar_engine_opts o = rig_opts(ariths[_i % 3]);
     rig r = rig_open(dirs[_i / 3], &o);
     cedar_replay_rules exact = rules_exact(&r);
@@ -848,7 +848,7 @@ END_TEST
 
 /* Windows stored after a replay carry its bounds: the restored sequence goes on as the replayed one does. */
 START_TEST(stored_windows_keep_a_replays_bounds) {
-    if (sanitized_skips("stored_windows_keep_a_replays_bounds", _i)) return;
+    if (brief_skips("stored_windows_keep_a_replays_bounds", _i)) return;
     cedar_engine_opts o = rig_opts(ariths[_i % 3]);
     rig r = rig_open(dirs[_i / 3], &o);
     cedar_replay_rules exact = rules_exact(&r);
@@ -940,7 +940,7 @@ END_TEST
 /* Verify steps of verify_rows wrong and right tokens at every position: continuing is as if the wrong ones never
  * were. */
 START_TEST(rejected_rows_leave_no_trace) {
-    if (sanitized_skips("rejected_rows_leave_no_trace", _i)) return;
+    if (brief_skips("rejected_rows_leave_no_trace", _i)) return;
     enum { N = 60 };
     cedar_engine_opts o = rig_opts(ariths[_i % 3]);
     rig r = rig_open(dirs[_i / 3], &o);
@@ -1551,16 +1551,20 @@ END_TEST
 static TCase *cases(const char *name) {
     TCase *t = tcase_create(name);
     tcase_set_timeout(t, 600);
-    if (RIG_GPUS > 1) tcase_set_tags(t, "slow");
+    tcase_set_tags(t, RIG_GPUS > 1 ? "slow" : strcmp(name, "threads") ? "one_thread" : "");
     return t;
 }
 
 static Suite *suite(void) {
     Suite *s = suite_create("engine");
-    TCase *t = cases("one result");
-    tcase_add_loop_test(t, chunks_do_not_matter, 0, 6);
+    TCase *t = cases("threads");
     tcase_add_loop_test(t, options_do_not_matter, 0, 6);
     tcase_add_loop_test(t, batches_do_not_matter, 0, 4);
+    tcase_add_loop_test(t, opening_survives_any_failed_allocation, 0, 3);
+    tcase_add_test(t, steps_allocate_nothing);
+    suite_add_tcase(s, t);
+    t = cases("one result");
+    tcase_add_loop_test(t, chunks_do_not_matter, 0, 6);
     tcase_add_loop_test(t, no_row_sees_the_future, 0, 2);
     tcase_add_test(t, engines_share_a_model);
     tcase_add_test(t, tokens_and_picks_are_reported);
@@ -1597,8 +1601,6 @@ static Suite *suite(void) {
     tcase_add_test(t, shared_pages_are_never_written);
     tcase_add_test(t, cached_bytes_are_the_published_ones);
     tcase_add_test(t, layouts_have_no_gaps);
-    tcase_add_loop_test(t, opening_survives_any_failed_allocation, 0, 3);
-    tcase_add_test(t, steps_allocate_nothing);
     tcase_add_test_raise_signal(t, allocating_in_a_step_aborts, 6);
     tcase_add_test(t, taps_are_in_order_and_change_nothing);
     tcase_add_test(t, stretches_of_global_rows_are_their_rows);

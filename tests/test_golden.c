@@ -627,30 +627,36 @@ START_TEST(missing_folders_are_named) {
 }
 END_TEST
 
+/* Those of the case "threads" run on 1 to 3 and are enough for ThreadSanitizer. */
+static TCase *cases(const char *name) {
+    TCase *t = tcase_create(name);
+    tcase_set_timeout(t, 600);
+    tcase_set_tags(t, strcmp(name, "threads") ? "one_thread" : "");
+    return t;
+}
+
 static Suite *suite(void) {
     Suite *s = suite_create("golden");
-    TCase *t = tcase_create("vectors");
-    tcase_set_timeout(t, 600);
+    TCase *t = cases("threads");
+    tcase_add_test(t, a_few_cases_pass);
+    suite_add_tcase(s, t);
+    t = cases("vectors");
     tcase_add_loop_test(t, every_directory_passes, 0, 3);
     suite_add_tcase(s, t);
-    t = tcase_create("planted faults");
-    tcase_set_timeout(t, 600);
+    t = cases("planted faults");
     tcase_add_test(t, each_quantity_complains_alone);
     tcase_add_loop_test(t, a_flipped_bit_is_found, 0, FAULTS);
     tcase_add_test(t, layers_before_a_wrong_weight_do_not_complain);
     tcase_add_test(t, renamed_vectors_are_refused);
     tcase_add_test(t, bf16_vectors_notice_a_weight);
     suite_add_tcase(s, t);
-    t = tcase_create("decisions");
-    tcase_set_timeout(t, 600);
-    tcase_add_test(t, a_few_cases_pass);
+    t = cases("decisions");
     tcase_add_loop_test(t, a_wrong_constant_is_found, 0, sizeof constants / sizeof *constants);
     tcase_add_test(t, a_wrong_weight_is_found_in_its_layer);
     tcase_add_test(t, a_changed_decision_is_found);
     tcase_add_test(t, a_short_tape_is_found);
     suite_add_tcase(s, t);
-    t = tcase_create("broken directories");
-    tcase_set_timeout(t, 600);
+    t = cases("broken directories");
     tcase_add_test(t, broken_manifests_are_named);
     tcase_add_test(t, broken_vectors_are_named);
     tcase_add_test(t, missing_folders_are_named);

@@ -11,6 +11,8 @@
 # As many run at once as there are processors, the longest first; each prints when it ends.
 #   CEDAR_JOBS=N              how many at once
 #   CEDAR_TESTS=slow          only tests tagged "slow", which are left out otherwise
+#   CEDAR_LEAVE_OUT=TAGS      tests tagged so are left out too
+#   CEDAR_BRIEF=1             one of a kind where a test is repeated for more of it (tests/sanitized.h)
 #   CEDAR_SUITE_S=N           seconds a suite may take (default 1800)
 #   CEDAR_TALLY=FILE          appends "passed failed skipped" there instead of printing the totals
 set -u
@@ -22,7 +24,7 @@ mkdir -p "$logs"
 if [ "${CEDAR_TESTS:-}" = slow ]; then
     export CK_INCLUDE_TAGS=slow
 else
-    export CK_EXCLUDE_TAGS=slow
+    export CK_EXCLUDE_TAGS="slow ${CEDAR_LEAVE_OUT:-}"
 fi
 
 count() { grep -cE "$1" "$2" 2>/dev/null || true; }
@@ -104,12 +106,12 @@ run_one() {
 
 # The names in the order in which they start.
 in_order() {
-    local name long=' test_engine test_golden test_run test_reports test_swarm test_lua '
+    local name long="test_audit test_engine test_ranks test_golden test_run test_serve test_reports test_swarm test_lua"
     for name in $long; do
         case " $* " in *" $name "*) echo "$name" ;; esac
     done
     for name in "$@"; do
-        case $long in *" $name "*) ;; *) echo "$name" ;; esac
+        case " $long " in *" $name "*) ;; *) echo "$name" ;; esac
     done
 }
 
