@@ -1,6 +1,6 @@
 -- audit-small: what does bounded replay cost on a trained model, in held-out text and in agents' transcripts?
 --
--- Time      about a quarter of an hour on two free cores, no GPU; with backend=cuda arith=bf16 less than a minute.
+-- Time      26 minutes of processor time on two threads, no GPU.
 -- Plays     models/small (16 layers, window 128, trained on bytes) over models/small/documents.json: 20 held-out texts
 --           and 12 transcripts of 2,000 tokens in four turns, each turn hitting at the previous turn's end; then, three
 --           turns each, controls C0 to C2 on the first two of them and C3 to C5 on the first sixteen.
@@ -9,7 +9,7 @@
 --           intervals over documents and the verdicts against the margins below, which were fixed before the audit
 --           was run; KL by offset and by turn.
 -- The encoder halo (2,032) is longer than these documents: C2 replays all of a prompt. The model is small and was
--- trained for two minutes: sizes need not carry over to the real one (docs/AUDIT.md). Longer documents, and more:
+-- trained for nine minutes: sizes need not carry over to the real one (docs/AUDIT.md). Longer documents, and more:
 --   python3 tools/train/documents.py CORPUS.xz build/documents.json --texts 40 --transcripts 40 --tokens 8000
 --   cedar run scenarios/audit-small.lua documents=build/documents.json
 
