@@ -615,9 +615,21 @@ static cedar_status emit_stat(void *self, const cedar_audit_stat_row *row, cedar
     return st ? st : emit(x, CEDAR_AUDIT_STAT, row, err);
 }
 
+/* The arm that does the same without the deliberate fault; NULL: there is none, or no fault. */
+static const audit_tally *clean_of(const audit *x, const cedar_arm *a) {
+    for (uint32_t i = 0; i < x->o->arm_count && a->fault; i++) {
+        const cedar_arm *b = &x->lanes[i].track.arm;
+        bool own_engine = b->wo_a_fp8 || b->arith >= 0;
+        if (!b->fault && !own_engine && b->hits == a->hits && b->decoder == a->decoder && b->rows == a->rows)
+            return &x->lanes[i].tally;
+    }
+    return NULL;
+}
+
 static cedar_status end_arm(audit *x, lane *l, cedar_audit_arm_result *out, cedar_err *err) {
     snprintf(out->label, sizeof out->label, "%s", l->track.arm.label);
     snprintf(out->control, sizeof out->control, "%s", l->track.arm.control);
+    l->tally.clean = clean_of(x, &l->track.arm);
     cedar_status st = audit_summarise(x->o, &l->tally, x->host->docs->count, x->id, arm_id(x, l), emit_stat, x, out,
                                       err);
     if (st) return st;

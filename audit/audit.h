@@ -158,6 +158,7 @@ typedef struct cedar_audit_arm_result {
     uint64_t docs, positions;
     double kl_mean, kl_lo, kl_hi, kl_max, top1_rate, decisive_rate, dlogp_mean, dlogp_lo, dlogp_hi;
     double kl_p_equivalent, needle_dlogp, greedy_mean;
+    double fault_kl, fault_lo, fault_hi;    /* KL of a fault less that of the same arm without it; NaN: none */
     double layer_max;           /* largest relative error of the streams in any tapped layer; NaN without taps */
     uint64_t decisive, global_rows, global_differ, adopted_changed, window_bytes, prompt_rows, prompt_kept, replayed;
     char verdict[16];           /* of KL over all positions */

@@ -163,6 +163,7 @@ typedef struct audit_tally {
     uint32_t *greedy;                           /* [greedy_count] divergence steps */
     uint32_t greedy_count;
     double kl_max, layer_max;
+    const struct audit_tally *clean;            /* the arm that does the same without the fault; NULL: there is none */
     cedar_audit_arm_end_row end;
 } audit_tally;
 

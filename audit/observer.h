@@ -134,7 +134,7 @@ typedef struct cedar_audit_needle_row {
 /* A statistic over documents. */
 typedef struct cedar_audit_stat_row {
     int64_t audit_id, arm_id;
-    const char *metric;                         /* "kl" | "dlogp" | "top1" | "decisive" | "needle" */
+    const char *metric;                         /* "kl" | "dlogp" | "top1" | "decisive" | "needle" | "fault" */
     int32_t bin;                                /* offset bin, -1: all positions */
     uint64_t docs, positions;
     double value, lo, hi;                       /* mean and 95 % interval */

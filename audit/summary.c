@@ -158,6 +158,39 @@ static cedar_status summarise_needles(const cedar_audit_opts *o, const audit_tal
     return fn(self, &row, err);
 }
 
+/* A deliberate fault beside the same replay without it: the difference in KL, document by document. */
+static cedar_status summarise_fault(const cedar_audit_opts *o, const audit_tally *t, uint32_t docs,
+                                    cedar_audit_stat_row row, cedar_part *part, audit_stat_fn fn, void *self,
+                                    cedar_audit_arm_result *out, cedar_err *err) {
+    double se;
+    size_t used;
+    cedar_interval interval;
+    bool zero = true;
+    out->fault_kl = out->fault_lo = out->fault_hi = (double)NAN;
+    if (!t->clean) return CEDAR_OK;
+    row.positions = 0;
+    for (uint32_t i = 0; i < docs; i++) {
+        const audit_sums *s = &t->doc[i][AUDIT_ALL];
+        part[i] = (cedar_part){ s->kl - t->clean->doc[i][AUDIT_ALL].kl, (double)s->n };
+        row.positions += s->n;
+        zero = zero && part[i].sum == 0;
+    }
+    cedar_ratio_se(part, docs, &row.value, &se, &used);
+    if (used == 0) return CEDAR_OK;
+    cedar_status st = cedar_bootstrap(part, docs, o->resamples, o->seed, 0.95, &interval, err);
+    if (st) return st;
+    row.metric = "fault";
+    row.bin = -1;
+    row.docs = used;
+    out->fault_kl = row.value = interval.value;
+    out->fault_lo = row.lo = interval.lo;
+    out->fault_hi = row.hi = interval.hi;
+    row.margin = row.p_equivalent = row.p_equivalent_holm = (double)NAN;
+    row.p = row.p_holm = cedar_t_test(row.value, se, used);
+    row.verdict = zero ? "zero" : row.lo > 0 || row.hi < 0 ? "different" : "undecided";
+    return fn(self, &row, err);
+}
+
 static double greedy_mean(const cedar_audit_opts *o, const audit_tally *t, cedar_err *err, cedar_status *st) {
     double mean = (double)NAN;
     if (t->greedy_count == 0) return mean;
@@ -210,6 +243,7 @@ cedar_status audit_summarise(const cedar_audit_opts *o, const audit_tally *t, ui
     for (int m = 0; m < MEASURES && !st; m++)
         st = summarise_measure(o, t, docs, (measure)m, part, rows[m], fn, self, err);
     if (!st) st = summarise_needles(o, t, docs, base, fn, self, &out->needle_dlogp, err);
+    if (!st) st = summarise_fault(o, t, docs, base, part, fn, self, out, err);
     if (!st) out->greedy_mean = greedy_mean(o, t, err, &st);
     if (!st) fill_result(t, (const cedar_audit_stat_row(*)[ROWS])rows, out);
     cedar_free(part);

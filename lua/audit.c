@@ -123,6 +123,7 @@ static const field arm_fields[] = {
     ARM(top1_rate, FIELD_REAL), ARM(decisive, FIELD_COUNT), ARM(decisive_rate, FIELD_REAL),
     ARM(dlogp_mean, FIELD_REAL), ARM(dlogp_lo, FIELD_REAL), ARM(dlogp_hi, FIELD_REAL),
     ARM(kl_p_equivalent, FIELD_REAL), ARM(needle_dlogp, FIELD_REAL), ARM(greedy_mean, FIELD_REAL),
+    ARM(fault_kl, FIELD_REAL), ARM(fault_lo, FIELD_REAL), ARM(fault_hi, FIELD_REAL),
     ARM(layer_max, FIELD_REAL), ARM(global_rows, FIELD_COUNT), ARM(global_differ, FIELD_COUNT),
     ARM(adopted_changed, FIELD_COUNT), ARM(window_bytes, FIELD_COUNT), ARM(prompt_rows, FIELD_COUNT),
     ARM(prompt_kept, FIELD_COUNT), ARM(replayed, FIELD_COUNT), ARM(verdict, FIELD_TEXT), ARM(prompt_s, FIELD_REAL),

@@ -666,6 +666,10 @@ START_TEST(controls_hold) {
     }
     ck_assert(arm(&b, "floor")->kl_lo > arm(&b, "encoder")->kl_hi);
     ck_assert(arm(&b, "shift")->kl_lo > arm(&b, "encoder")->kl_hi);
+    for (size_t i = 0; i < 4; i++)
+        ck_assert_double_eq_tol(arm(&b, faults[i])->fault_kl, arm(&b, faults[i])->kl_mean - arm(&b, "encoder")->kl_mean,
+                                1e-12);
+    ck_assert(arm(&b, "floor")->fault_lo > 0 && arm(&b, "shift")->fault_lo > 0 && isnan(arm(&b, "encoder")->fault_kl));
     /* C5: yardsticks are there */
     ck_assert(arm(&b, "coarse")->kl_lo > 0 && arm(&b, "wo_a")->kl_lo > 0);
     ck_assert(arm(&b, "exact arith=f32")->kl_mean < arm(&b, "wo_a")->kl_mean);

@@ -334,6 +334,39 @@ START_TEST(verdicts_by_hand) {
 }
 END_TEST
 
+/* A fault costs 1, 2, 3, 4 and 5 more than clean replay, which differs far more from document to document. */
+START_TEST(a_fault_beside_clean_replay) {
+    static audit_sums doc[5][CEDAR_OFFSET_BINS + 1], clean_doc[5][CEDAR_OFFSET_BINS + 1];
+    static cedar_part needle[5];
+    static const double replay[5] = { 900, 10, 4000, 0, 77 };
+    audit_tally clean = { .doc = clean_doc }, t = { .doc = doc, .needle = needle, .clean = &clean };
+    cedar_audit_opts *o = malloc(sizeof *o);
+    cedar_audit_arm_result r;
+    cedar_audit_defaults(o);
+    for (int i = 0; i < 5; i++) {
+        clean_doc[i][AUDIT_ALL] = (audit_sums){ .kl = 10 * replay[i], .n = 10 };
+        doc[i][AUDIT_ALL] = (audit_sums){ .kl = 10 * (replay[i] + i + 1), .n = 10 };
+    }
+    all_count = 0;
+    OK(audit_summarise(o, &t, 5, 1, 1, keep, NULL, &r, &err));
+    ck_assert_double_eq(r.fault_kl, 3);
+    ck_assert(r.fault_lo > 1 && r.fault_lo < 2.5 && r.fault_hi > 3.5 && r.fault_hi < 5);
+    ck_assert_str_eq(row_of("fault", -1)->verdict, "different");
+    ck_assert_double_eq_tol(row_of("fault", -1)->p, 0.013236, 1e-5);        /* t = 3 / (1.5811 / sqrt 5) */
+    ck_assert_uint_eq(row_of("fault", -1)->positions, 50);
+    t.clean = &t;
+    all_count = 0;
+    OK(audit_summarise(o, &t, 5, 1, 1, keep, NULL, &r, &err));
+    ck_assert_str_eq(row_of("fault", -1)->verdict, "zero");
+    t.clean = NULL;
+    all_count = 0;
+    OK(audit_summarise(o, &t, 5, 1, 1, keep, NULL, &r, &err));
+    ck_assert_double_nan(r.fault_kl);
+    ck_assert_ptr_null(row_of("fault", -1));
+    free(o);
+}
+END_TEST
+
 /* Threads change nothing, and every row is compared. */
 START_TEST(threads_compare_every_row) {
     enum { ROWS = 41, VOCAB = 20000 };
@@ -421,6 +454,7 @@ int main(void) {
     tcase_add_test(t, positions_by_hand);
     tcase_add_test(t, other_rows_by_hand);
     tcase_add_test(t, verdicts_by_hand);
+    tcase_add_test(t, a_fault_beside_clean_replay);
     tcase_add_test(t, threads_compare_every_row);
     tcase_add_test(t, bins_are_those_of_the_schema);
     tcase_add_test(t, reports_say_what_was_found);

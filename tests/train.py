@@ -10,6 +10,8 @@ import importlib
 import json
 import math
 import os
+import sqlite3
+import subprocess
 import sys
 import tempfile
 
@@ -35,8 +37,8 @@ def from_folder(folder, *names):
 
 
 checkpoint, v41, oracle_quant = from_folder("tests/oracle", "checkpoint", "v41", "quant")
-attention, data, export, check, evaluate, model, quant, sinkhorn, train = from_folder(
-    "tools/train", "attention", "data", "export", "check", "evaluate", "model", "quant", "sinkhorn", "train")
+attention, compare, data, export, check, evaluate, model, quant, sinkhorn, train = from_folder(
+    "tools/train", "attention", "compare", "data", "export", "check", "evaluate", "model", "quant", "sinkhorn", "train")
 failed = 0
 
 
@@ -247,6 +249,36 @@ def evaluated():
     holds("evaluate: a task is solved by its answer alone", all(figures(got["needle"], "right", "of") == (1, 2)))
 
 
+def compared(directory, cedar):
+    """compare.py on documents by hand, and its figures of an audit against those that cedar itself computes."""
+    one = {"encoder": {(0, "a.py"): (100, 10.), (1, "transcript-0"): (300, 60.)}}
+    other = {"encoder": {(0, "a.py"): (100, 14.), (1, "transcript-0"): (300, 72.)}}     # .04 more, everywhere
+    holds("compare: two models", list(compare.compare(one, other)) == [
+        "encoder, all: 2 documents, 400 positions, mean KL 0.175 (0.1 to 0.2); other 0.215 (0.14 to 0.24); other less "
+        "first 0.04 (0.04 to 0.04)",
+        "encoder, texts: 1 documents, 100 positions, mean KL 0.1 (0.1 to 0.1); other 0.14 (0.14 to 0.14); other less "
+        "first 0.04 (0.04 to 0.04)",
+        "encoder, transcripts: 1 documents, 300 positions, mean KL 0.2 (0.2 to 0.2); other 0.24 (0.24 to 0.24); other "
+        "less first 0.04 (0.04 to 0.04)"])
+    if cedar is None:
+        print("SKIP compare.py on an audit: there is no ./cedar")
+        return
+    lua, db = os.path.join(directory, "audit.lua"), os.path.join(directory, "audit.db")
+    with open(lua, "w") as f:
+        f.write('audit { docs = 8, turns = 2, arms = { "exact", "encoder" } }\naudit { arms = { "encoder" } }\n')
+    subprocess.run([cedar, "run", lua, "-q", "-o", db, "backend=cpu"], check=True)
+    with sqlite3.connect(db) as of:
+        positions, *want = of.execute("""SELECT positions, value, lo, hi FROM audit_stats
+            WHERE (audit_id, arm_id, metric, bin) = (1, 2, 'kl', -1)""").fetchone()
+    documents = compare.read(db)
+    n, kl = np.array(list(documents["encoder"].values())).T
+    got = evaluate.ratio(kl, n, range(len(n)))
+    holds("compare: the arm under test alone", list(documents) == ["encoder"] and len(n) == 8 and n.sum() == positions)
+    within("compare: mean KL is cedar's", farthest([got["value"]], want[:1]), 1e-12)
+    within("compare: the interval is cedar's, but for its other resamples",
+           farthest([got["low"], got["high"]], want[1:]), .02)
+
+
 def trained(directory, cedar):
     """A few steps of training: losses fall, all weights get gradients, and the engine computes the same logits."""
     m = model.Model(model.Shape(toy(directory)), data.token_map(), mode="f32")
@@ -309,6 +341,7 @@ def main():
     made()
     evaluated()
     with tempfile.TemporaryDirectory() as directory:
+        compared(directory, a.cedar if os.path.exists(a.cedar) else None)
         trained(directory, a.cedar if os.path.exists(a.cedar) else None)
     sys.exit(1 if failed else 0)
 

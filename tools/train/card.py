@@ -1,7 +1,7 @@
 """Writes the card of a trained model; every figure comes from a file that a measurement wrote.
 
-    card.py MODEL --manifest CORPUS.json --log DIR/log.jsonl --results RESULTS.json [--check CHECK.txt]
-            [--step-tokens 32768] [--conditions TEXT]
+    card.py MODEL --manifest CORPUS.json --log DIR/log.jsonl --results RESULTS.json [--ablations RESULTS.json]
+            [--check CHECK.txt] [--step-tokens 32768] [--conditions TEXT]
 
 MODEL/README.md is written. A number that was not measured is not written.
 """
@@ -10,6 +10,7 @@ import json
 import os
 
 MECHANISMS = ("window", "global", "engram", "indexer")
+TASKS = ("needle", "copy")
 
 
 def table(rows):
@@ -51,36 +52,41 @@ def between(f, form):
     return f"{form(f['low'])} to {form(f['high'])}"
 
 
-def results_part(r):
+def measured_with(r):
     if "unfinished" in r:
         raise SystemExit("card.py: the results are unfinished; let evaluate.py end")
+    return f"{r['backend']}, {r['arith']}; {r['version'].split(', built')[0]}"
+
+
+def results_part(r, ablated):
     bits, loss, percent = "{:.3f}".format, "{:+.3f}".format, lambda x: f"{100 * x:.0f} %"
     solved = lambda f: f"{f['right']} of {f['of']} ({between(f, percent)})"
-    whole, kinds = r["whole"], [k for k in ("needle", "copy") if k in r["whole"]]
+    whole, some = r["whole"], ablated["without " + MECHANISMS[0]]
     text = whole["bits_per_byte"]
     rows = [("what", "measured (95 %)"),
             (f"bits per byte, {text['documents']:,} held-out documents, {text['bytes']:,} bytes in sequences of at "
              f"most {r['sequence_tokens']:,} tokens", f"{bits(text['value'])} ({between(text, bits)})"),
             ("xz -9 on the same bytes, joined", bits(r["xz9_bits_per_byte"]))]
-    rows += [(f"{kind} tasks of {r['task_tokens']:,} tokens solved", solved(whole[kind])) for kind in kinds]
-    some = r["without " + MECHANISMS[0]]
-    kinds = [k for k in kinds if k in some]
-    ablations = [("without", "bits per byte", "loss (95 %)", *(f"{kind} tasks solved (95 %)" for kind in kinds))]
+    rows += [(f"{kind} tasks of {r['task_tokens']:,} tokens solved", solved(whole[kind]))
+             for kind in TASKS if kind in whole]
+    kinds = [k for k in TASKS if k in some]
+    table_of = [("without", "bits per byte", "loss (95 %)", *(f"{kind} tasks solved (95 %)" for kind in kinds))]
     for name in MECHANISMS:
-        e = r["without " + name]
-        ablations.append((name, bits(e["bits_per_byte"]["value"]), f"{loss(e['loss']['value'])} "
-                          f"({between(e['loss'], loss)})", *(solved(e[kind]) for kind in kinds)))
+        e = ablated["without " + name]
+        table_of.append((name, bits(e["bits_per_byte"]["value"]), f"{loss(e['loss']['value'])} "
+                         f"({between(e['loss'], loss)})", *(solved(e[kind]) for kind in kinds)))
+    of = f"{some['loss']['documents']:,} of the documents, {some['loss']['bytes']:,} bytes"
     return f"""## What it can do
 
-Measured with `cedar score` in exact mode ({r['backend']}, {r['arith']}; {r['version'].split(', built')[0]}) by
+Measured with `cedar score` in exact mode ({measured_with(r)}) by
 `tools/train/evaluate.py`. Intervals: bootstrap over documents, Wilson for tasks.
 
 {table(rows)}
 
-Without a mechanism (an edited checkpoint), on {some['loss']['documents']:,} of the documents, {some['loss']['bytes']:,}
-bytes; the loss is against the whole model on the same bytes:
+Without a mechanism (an edited checkpoint; {measured_with(ablated)}),
+on {of}; the loss is against the whole model on the same bytes:
 
-{table(ablations)}"""
+{table(table_of)}"""
 
 
 def limits_part(config):
@@ -100,6 +106,7 @@ def main():
     a.add_argument("--manifest", required=True)
     a.add_argument("--log", required=True)
     a.add_argument("--results", required=True)
+    a.add_argument("--ablations", help="results of another run that the ablations are taken from")
     a.add_argument("--check", help="what check.py printed")
     a.add_argument("--step-tokens", type=int, default=32768, help="train.py's --tokens")
     a.add_argument("--conditions", default="", help="one sentence: date, commit, machine, command")
@@ -110,7 +117,7 @@ def main():
     parts = [f"# {name}: a small trained model of the DeepSeek-V4.1 architecture\n\n"
              f"{size / 1e6:.1f} MB, FP8 dense weights, FP4 experts. {a.conditions}".rstrip(),
              data_part(load(a.manifest)), training_part([json.loads(l) for l in open(a.log)], a.step_tokens),
-             results_part(load(a.results))]
+             results_part(load(a.results), load(a.ablations or a.results))]
     if a.check:
         parts.append("## The export\n\n```\n" + open(a.check).read().strip() + "\n```")
     parts.append(limits_part(load(os.path.join(a.model, "config.json"))))

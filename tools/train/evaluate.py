@@ -98,14 +98,18 @@ def tasks(documents, kind, count, length):
 
 # --- figures with their intervals -------------------------------------------------------------------------------------
 
-def bits(nats, sizes, documents):
-    """Bits a byte of pieces of documents, with a bootstrap over the documents."""
+def ratio(sums, sizes, documents):
+    """Sum over sum of pieces of documents, with a bootstrap over the documents."""
     documents = np.unique(documents, return_inverse=True)[1]
-    nats, sizes = np.bincount(documents, nats), np.bincount(documents, sizes)
+    sums, sizes = np.bincount(documents, sums), np.bincount(documents, sizes)
     picks = np.random.default_rng(17).integers(len(sizes), size=(RESAMPLES, len(sizes)))
-    low, high = np.percentile(nats[picks].sum(1) / sizes[picks].sum(1), (2.5, 97.5)) / math.log(2)
-    return {"value": nats.sum() / sizes.sum() / math.log(2), "low": low, "high": high, "documents": len(sizes),
-            "bytes": int(sizes.sum())}
+    low, high = np.percentile(sums[picks].sum(1) / sizes[picks].sum(1), (2.5, 97.5))
+    return {"value": sums.sum() / sizes.sum(), "low": low, "high": high, "documents": len(sizes)}
+
+
+def bits(nats, sizes, documents):
+    """Bits a byte of pieces of documents."""
+    return ratio(np.asarray(nats) / math.log(2), sizes, documents) | {"bytes": int(sum(sizes))}
 
 
 def share(right, of):
