@@ -173,9 +173,11 @@ def zero(name, a, mechanism, hidden):
 # --- the whole --------------------------------------------------------------------------------------------------------
 
 def write(path, results):
-    with open(path, "w") as f:
+    """Whole or not at all: a run may be cut off at any moment."""
+    with open(path + ".new", "w") as f:
         json.dump(results, f, indent=1)
         f.write("\n")
+    os.replace(path + ".new", path)
 
 
 def score_all(engine, directory, made, text, pieces, show):
