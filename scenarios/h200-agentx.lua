@@ -1,6 +1,6 @@
 -- h200-agentx: what does bounded replay save on agent sessions of more than 100,000 tokens, on one H200?
 --
--- Time      under eight minutes on one H200; needs a build with CUDA and 80 GB of device memory. Without a GPU, in
+-- Time      five minutes on one H200; needs a build with CUDA and 80 GB of device memory. Without a GPU, in
 --           modelled time: cedar run scenarios/h200-agentx.lua clock=modelled hardware=h200 backend=none
 -- Plays     four recorded coding-agent sessions at full length (21 requests, prompts of 48,000 to 154,000 tokens), each
 --           on a lane of its own, on flash-e32: all 40 layers and the full width of the model, 32 of its experts,
