@@ -561,7 +561,6 @@ END_TEST
 /* Rows of a run in real time are there for other programs, and after a kill, though no row comes behind them. */
 START_TEST(test_store_tick) {
     cedar_store *s;
-    make_dir();
     OK(cedar_store_create(db_path, false, &s, &err));
     const cedar_observer *o = cedar_store_observer(s);
     cedar_manifest_row m = manifest_row();
@@ -577,7 +576,6 @@ START_TEST(test_store_tick) {
     WANT(db, "steps", { "COUNT(*)", 1 });
     sqlite3_close(db);
     OK(cedar_store_close(s, true, &err));
-    remove_dir();
 }
 END_TEST
 
