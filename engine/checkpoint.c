@@ -191,7 +191,11 @@ static cedar_status store_open(const char *dir, store *s, cedar_err *err) {
     cedar_status st;
     if ((st = join(dir, "model.safetensors", single, err))) return st;
     if ((st = join(dir, "model.safetensors.index.json", index_path, err))) return st;
-    if (!exists(single) && exists(index_path)) return open_indexed(s, dir, index_path, err);
+    if (!exists(single) && !exists(index_path))
+        return cedar_fail(err, CEDAR_E_FORMAT,
+                          "%s: has neither model.safetensors nor model.safetensors.index.json, which names the shards",
+                          dir);
+    if (!exists(single)) return open_indexed(s, dir, index_path, err);
     if ((st = store_room(s, 1, err))) return st;
     if ((st = store_add(s, dir, "model.safetensors", err))) return st;
     return list_entries(s, err);

@@ -508,10 +508,12 @@ static cedar_status put_verdict(const page *p, cedar_err *err) {
         "'C2') GROUP BY audit_id UNION ALL SELECT audit_id, 0, printf('Audit %d ran none of the controls C0 to C2, so "
         "nothing shows that its other numbers are caused by replay.', audit_id) FROM audits WHERE audit_id NOT IN "
         "(SELECT audit_id FROM audit_arms WHERE control IN ('C0', 'C1', 'C2')) "
-        "UNION ALL SELECT audit_id, arm_id, printf('%d.%d %s: mean KL %.3g nats (%.3g to "
-        "%.3g), largest %.3g; top-1 agreement %.3f %%; %d positions of %d documents: %s.', audit_id, arm_id, label, "
-        "kl_mean, kl_lo, kl_hi, kl_max, 100 * top1_rate, positions, docs, verdict) FROM v_audit WHERE control = '') "
-        "ORDER BY audit_id, arm_id";
+        "UNION ALL SELECT audit_id, arm_id, CASE WHEN kl_mean IS NULL THEN printf('%d.%d %s: nothing was scored.', "
+        "audit_id, arm_id, label) ELSE printf('%d.%d %s: mean KL %.3g nats (%s), largest %.3g; top-1 agreement "
+        "%.3f %%; %d positions of %d documents: %s.', audit_id, arm_id, label, kl_mean, CASE WHEN kl_lo IS NULL THEN "
+        "'no interval' ELSE printf('%.3g to %.3g', kl_lo, kl_hi) END, kl_max, 100 * top1_rate, "
+        "COALESCE(positions, kept_positions), docs, COALESCE(verdict, 'not finished')) END FROM v_audit WHERE "
+        "control = '') ORDER BY audit_id, arm_id";
     static const char limits[] =
         "SELECT 'The weights are seeded, not trained. Where the error begins and ends, that controls are 0 and how "
         "rows are contaminated follow from the architecture; how large an error is does not carry over to a trained "

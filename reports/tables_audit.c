@@ -63,7 +63,8 @@ static const reports_table tables[] = {
       "of the forced token. top1, decisive: share of positions with another most likely token, of all and of those "
       "where P leads by more than 0.1; Wilson intervals, which count positions as independent. p: of no "
       "difference. p equiv.: of a difference as large as the margin. Both are adjusted over the bins by Holm's "
-      "method.",
+      "method. fault: a deliberate fault's mean KL less that of the same replay without the fault, document by "
+      "document.",
       "SELECT " ARM_NAME ", s.metric, COALESCE(b.label, 'all'), s.docs, s.positions, s.value, s.lo, s.hi, s.p_holm,"
       " s.margin, s.p_equivalent_holm, s.verdict FROM audit_stats s" ARM_JOIN
       "LEFT JOIN offset_bins b ON b.bin = s.bin ORDER BY a.audit_id, a.arm_id, s.metric, s.bin",

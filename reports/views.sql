@@ -782,8 +782,10 @@ said(rank, item, question, answer, basis, section) AS (
                   quality_positions), 'measured', 'quality'
     FROM pairs p JOIN runs USING (run_id) WHERE place = 1 AND quality_positions > 0
     UNION ALL SELECT 40, 2000000 + 1000 * audit_id + arm_id, 'What does it cost in quality?',
-           printf('%s: mean KL %.2e nats (%.2e to %.2e), the same most likely token at %.2f %% of %,d positions of %d '
-                  || 'documents: %s.', label, kl_mean, kl_lo, kl_hi, 100 * top1_rate, positions, docs, verdict),
+           printf('%s: mean KL %.2e nats (%s), the same most likely token at %.2f %% of %,d positions of %d '
+                  || 'documents: %s.', label, kl_mean,
+                  CASE WHEN kl_lo IS NULL THEN 'no interval' ELSE printf('%.2e to %.2e', kl_lo, kl_hi) END,
+                  100 * top1_rate, COALESCE(positions, kept_positions), docs, COALESCE(verdict, 'not finished')),
            'measured', 'audit'
     FROM v_audit WHERE control = '' AND kl_mean IS NOT NULL
     UNION ALL SELECT 50, c.claim_id, 'What of the other claims of that source?',

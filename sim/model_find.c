@@ -1,4 +1,5 @@
 /* Finding models and traces by the names users write. */
+#include <dirent.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -45,15 +46,15 @@ static cedar_status model_path(const char *name, const char *data_dir, char out[
                       name, dir, name);
 }
 
-/* A directory is a checkpoint when it holds weights, else only a shape. */
-static bool has_weights(const char *dir) {
-    char path[PATH_BYTES + 64];
-    static const char *const files[] = { "model.safetensors", "model.safetensors.index.json" };
-    for (int i = 0; i < 2; i++) {
-        snprintf(path, sizeof path, "%s/%s", dir, files[i]);
-        if (exists(path)) return true;
-    }
-    return false;
+/* A directory is a checkpoint when it holds weights, or what is left of them: then opening it says what is missing, and
+ * seeded weights do not take their place unseen. Else it is only a shape. */
+static bool has_weights(const char *path) {
+    bool found = false;
+    DIR *d = opendir(path);
+    for (struct dirent *e; d && !found && (e = readdir(d));)
+        found = ends_with(e->d_name, ".safetensors") || ends_with(e->d_name, ".safetensors.index.json");
+    if (d) closedir(d);
+    return found;
 }
 
 /* Seeded weights may take half of the machine's memory. */

@@ -71,6 +71,10 @@ usage() {
     exits "run with a value out of range" 1 '4096' "$cedar" run "$small" -o "$out/x.db" lanes=4097
     exits "run of a file that is not there" 5 'no such file' "$cedar" run no-such.lua -o "$out/x.db"
     exits "run of a model that is not there" 5 'nomodel' "$cedar" run "$small" -o "$out/x.db" model=nomodel
+    mkdir "$out/rest"
+    cp models/small/config.json models/small/model-00003-of-00003.safetensors "$out/rest"
+    exits "run of a checkpoint that lost its index" 5 'neither model.safetensors nor' \
+        "$cedar" run "$small" -o "$out/x.db" model="$out/rest"
     exits "run of a trace that is not there" 5 'notrace' "$cedar" run "$small" -o "$out/x.db" trace=notrace.json
     exits "run into a folder that is not there" 5 'nofolder' "$cedar" run "$small" -o "$out/nofolder/x.db"
     exits "report of a file that is not there" 5 'nofile' "$cedar" report nofile.db

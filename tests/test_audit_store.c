@@ -447,6 +447,35 @@ START_TEST(reports_say_what_was_found) {
 }
 END_TEST
 
+static void change(const char *sql) {
+    sqlite3 *db;
+    ck_assert_int_eq(sqlite3_open(db_path, &db), SQLITE_OK);
+    ck_assert_msg(sqlite3_exec(db, sql, NULL, NULL, NULL) == SQLITE_OK, "%s: %s", sql, sqlite3_errmsg(db));
+    sqlite3_close(db);
+}
+
+/* An audit that was cut off has no intervals, and no zeros in their place. */
+START_TEST(reports_of_an_audit_cut_off) {
+    sqlite3 *db = example();
+    change("DELETE FROM audit_stats; UPDATE audit_arms SET positions = NULL");
+    char *text = report(as_text), *html = report(as_html);
+    static const char flat[] = "encoder: mean KL 2.00e-01 nats (no interval), the same most likely token at 60.00 % of "
+                               "5 positions of 2 documents: not finished.";
+    for (char *c = text; *c; c++)
+        if (*c == '\n') *c = ' ';      /* the lines break where the terminal ends */
+    ck_assert_ptr_nonnull(strstr(text, flat));
+    ck_assert_ptr_nonnull(strstr(html, "mean KL 0.2 nats (no interval), largest 0.4; top-1 agreement 60.000 %; 5 "
+                                       "positions of 2 documents: not finished."));
+    free(html);
+    change("DELETE FROM audit_positions");
+    html = report(as_html);
+    ck_assert_ptr_nonnull(strstr(html, "1.1 encoder: nothing was scored."));
+    free(text);
+    free(html);
+    end(db);
+}
+END_TEST
+
 int main(void) {
     Suite *s = suite_create("audit_store");
     TCase *t = tcase_create("store");
@@ -458,6 +487,7 @@ int main(void) {
     tcase_add_test(t, threads_compare_every_row);
     tcase_add_test(t, bins_are_those_of_the_schema);
     tcase_add_test(t, reports_say_what_was_found);
+    tcase_add_test(t, reports_of_an_audit_cut_off);
     suite_add_tcase(s, t);
     SRunner *r = srunner_create(s);
     srunner_run_all(r, CK_ENV);

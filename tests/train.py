@@ -10,6 +10,7 @@ import importlib
 import json
 import math
 import os
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -37,8 +38,9 @@ def from_folder(folder, *names):
 
 
 checkpoint, v41, oracle_quant = from_folder("tests/oracle", "checkpoint", "v41", "quant")
-attention, compare, data, export, check, evaluate, model, quant, sinkhorn, train = from_folder(
-    "tools/train", "attention", "compare", "data", "export", "check", "evaluate", "model", "quant", "sinkhorn", "train")
+attention, card, compare, data, export, check, evaluate, model, quant, sinkhorn, train = from_folder(
+    "tools/train", "attention", "card", "compare", "data", "export", "check", "evaluate", "model", "quant", "sinkhorn",
+    "train")
 failed = 0
 
 
@@ -249,6 +251,27 @@ def evaluated():
     holds("evaluate: a task is solved by its answer alone", all(figures(got["needle"], "right", "of") == (1, 2)))
 
 
+def refused(what):
+    """The sentence with which a tool ends; "" when it does not."""
+    try:
+        what()
+    except SystemExit as e:
+        return str(e)
+    return ""
+
+
+def cards(directory):
+    """Results that the card takes, and those that it refuses by name."""
+    path, parts = os.path.join(directory, "results.json"), ["whole", "without window"]
+    for text, want in (('{"whole": 1, "without window": 2}', ""), ('{"whole": 1}', '"without window" is missing'),
+                       ('{"unfinished": true}', "unfinished"), ('{"whole": 1, "wi', "Unterminated"), ("", "Expecting")):
+        with open(path, "w") as f:
+            f.write(text)
+        said = refused(lambda: card.read_results(path, parts))
+        named = said.startswith(f"card.py: {path}: ") and want in said
+        holds(f"card: results {text!r}", named if want else not said, said)
+
+
 def compared(directory, cedar):
     """compare.py on documents by hand, and its figures of an audit against those that cedar itself computes."""
     one = {"encoder": {(0, "a.py"): (100, 10.), (1, "transcript-0"): (300, 60.)}}
@@ -256,10 +279,14 @@ def compared(directory, cedar):
     holds("compare: two models", list(compare.compare(one, other)) == [
         "encoder, all: 2 documents, 400 positions, mean KL 0.175 (0.1 to 0.2); other 0.215 (0.14 to 0.24); other less "
         "first 0.04 (0.04 to 0.04)",
-        "encoder, texts: 1 documents, 100 positions, mean KL 0.1 (0.1 to 0.1); other 0.14 (0.14 to 0.14); other less "
-        "first 0.04 (0.04 to 0.04)",
-        "encoder, transcripts: 1 documents, 300 positions, mean KL 0.2 (0.2 to 0.2); other 0.24 (0.24 to 0.24); other "
-        "less first 0.04 (0.04 to 0.04)"])
+        "encoder, texts: 1 documents, 100 positions, mean KL 0.1 (no interval); other 0.14 (no interval); other less "
+        "first 0.04 (no interval)",
+        "encoder, transcripts: 1 documents, 300 positions, mean KL 0.2 (no interval); other 0.24 (no interval); other "
+        "less first 0.04 (no interval)"])
+    more = {"encoder": other["encoder"] | {(2, "b.py"): (100, 1.)}}
+    holds("compare: another document is refused", "same documents" in refused(lambda: list(compare.compare(one, more))))
+    holds("compare: another arm is refused",
+          "arm both" in refused(lambda: list(compare.compare(one, one | {"both": other["encoder"]}))))
     if cedar is None:
         print("SKIP compare.py on an audit: there is no ./cedar")
         return
@@ -271,6 +298,15 @@ def compared(directory, cedar):
         positions, *want = of.execute("""SELECT positions, value, lo, hi FROM audit_stats
             WHERE (audit_id, arm_id, metric, bin) = (1, 2, 'kl', -1)""").fetchone()
     documents = compare.read(db)
+    for status in ("interrupted", None):
+        cut = os.path.join(directory, "cut.db")
+        shutil.copy(db, cut)
+        with sqlite3.connect(cut) as of:
+            of.execute("UPDATE audits SET status = ?" if status else "DELETE FROM audits WHERE ? IS NULL", (status,))
+        of.close()
+        holds(f"compare: an audit that is {status or 'not there'} is refused",
+              (status or "no audit") in refused(lambda: compare.read(cut)))
+    holds("compare: a file that is not there is named", "none.db: " in refused(lambda: compare.read("none.db")))
     n, kl = np.array(list(documents["encoder"].values())).T
     got = evaluate.ratio(kl, n, range(len(n)))
     holds("compare: the arm under test alone", list(documents) == ["encoder"] and len(n) == 8 and n.sum() == positions)
@@ -341,6 +377,7 @@ def main():
     made()
     evaluated()
     with tempfile.TemporaryDirectory() as directory:
+        cards(directory)
         compared(directory, a.cedar if os.path.exists(a.cedar) else None)
         trained(directory, a.cedar if os.path.exists(a.cedar) else None)
     sys.exit(1 if failed else 0)

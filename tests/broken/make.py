@@ -469,7 +469,7 @@ def make_checkpoints():
            lambda m, p: m.__setitem__("norm.weight", "../" + two))
     shards("shard-number", 'the file of tensor "norm.weight" must be a file name',
            lambda m, p: m.__setitem__("norm.weight", 2))
-    folder("no-weights", "model.safetensors: No such file or directory")
+    folder("no-weights", "has neither model.safetensors nor model.safetensors.index.json, which names the shards")
     write_expected(path, lines)
 
 

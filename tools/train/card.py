@@ -3,7 +3,7 @@
     card.py MODEL --manifest CORPUS.json --log DIR/log.jsonl --results RESULTS.json [--ablations RESULTS.json]
             [--check CHECK.txt] [--step-tokens 32768] [--conditions TEXT]
 
-MODEL/README.md is written. A number that was not measured is not written.
+MODEL/README.md is written, when all files are there and whole. A number that was not measured is not written.
 """
 import argparse
 import json
@@ -11,6 +11,30 @@ import os
 
 MECHANISMS = ("window", "global", "engram", "indexer")
 TASKS = ("needle", "copy")
+
+
+def read(path, parse):
+    """What a file holds; one that is cut off is named."""
+    with open(path) as f:
+        try:
+            return parse(f.read())
+        except ValueError as e:
+            raise SystemExit(f"card.py: {path}: {e}") from None
+
+
+def read_lines(path):
+    return read(path, lambda text: [json.loads(line) for line in text.splitlines()])
+
+
+def read_results(path, names):
+    """Results of evaluate.py, which must hold these parts."""
+    r = read(path, json.loads)
+    if "unfinished" in r:
+        raise SystemExit(f"card.py: {path}: the results are unfinished; let evaluate.py end")
+    for name in names:
+        if name not in r:
+            raise SystemExit(f"card.py: {path}: \"{name}\" is missing; evaluate.py writes it")
+    return r
 
 
 def table(rows):
@@ -49,12 +73,11 @@ def training_part(log, step_tokens):
 
 
 def between(f, form):
-    return f"{form(f['low'])} to {form(f['high'])}"
+    """An interval; one document has none."""
+    return "no interval" if f["low"] is None else f"{form(f['low'])} to {form(f['high'])}"
 
 
 def measured_with(r):
-    if "unfinished" in r:
-        raise SystemExit("card.py: the results are unfinished; let evaluate.py end")
     return f"{r['backend']}, {r['arith']}; {r['version'].split(', built')[0]}"
 
 
@@ -111,19 +134,24 @@ def main():
     a.add_argument("--step-tokens", type=int, default=32768, help="train.py's --tokens")
     a.add_argument("--conditions", default="", help="one sentence: date, commit, machine, command")
     a = a.parse_args()
-    load = lambda path: json.load(open(path))
+    mechanisms = ["without " + name for name in MECHANISMS]
+    results = read_results(a.results, ["whole"] if a.ablations else ["whole", *mechanisms])
+    ablated = read_results(a.ablations, mechanisms) if a.ablations else results
     size = sum(os.path.getsize(os.path.join(a.model, f)) for f in os.listdir(a.model) if f != "README.md")
     name = os.path.basename(os.path.normpath(a.model))
     parts = [f"# {name}: a small trained model of the DeepSeek-V4.1 architecture\n\n"
              f"{size / 1e6:.1f} MB, FP8 dense weights, FP4 experts. {a.conditions}".rstrip(),
-             data_part(load(a.manifest)), training_part([json.loads(l) for l in open(a.log)], a.step_tokens),
-             results_part(load(a.results), load(a.ablations or a.results))]
+             data_part(read(a.manifest, json.loads)), training_part(read_lines(a.log), a.step_tokens),
+             results_part(results, ablated)]
     if a.check:
         parts.append("## The export\n\n```\n" + open(a.check).read().strip() + "\n```")
-    parts.append(limits_part(load(os.path.join(a.model, "config.json"))))
+    parts.append(limits_part(read(os.path.join(a.model, "config.json"), json.loads)))
     with open(os.path.join(a.model, "README.md"), "w") as f:
         f.write("\n\n".join(parts) + "\n")
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except OSError as e:
+        raise SystemExit(f"card.py: {e}") from None

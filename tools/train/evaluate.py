@@ -74,6 +74,8 @@ class Text:
                     self.sizes.append(len(piece))
                     self.document.append(k)
                     used += piece
+        if not used:
+            raise SystemExit("evaluate.py: the corpus has no held-out text, or --bytes asks for none")
         self.xz = 8 * len(lzma.compress(used, preset=9)) / len(used)
 
     def pieces_of(self, size):
@@ -99,9 +101,11 @@ def tasks(documents, kind, count, length):
 # --- figures with their intervals -------------------------------------------------------------------------------------
 
 def ratio(sums, sizes, documents):
-    """Sum over sum of pieces of documents, with a bootstrap over the documents."""
+    """Sum over sum of pieces of documents, with a bootstrap over the documents; one document has no interval."""
     documents = np.unique(documents, return_inverse=True)[1]
     sums, sizes = np.bincount(documents, sums), np.bincount(documents, sizes)
+    if len(sizes) < 2:
+        return {"value": sums.sum() / sizes.sum(), "low": None, "high": None, "documents": len(sizes)}
     picks = np.random.default_rng(17).integers(len(sizes), size=(RESAMPLES, len(sizes)))
     low, high = np.percentile(sums[picks].sum(1) / sizes[picks].sum(1), (2.5, 97.5))
     return {"value": sums.sum() / sizes.sum(), "low": low, "high": high, "documents": len(sizes)}
@@ -194,7 +198,11 @@ def score_all(engine, directory, made, text, pieces, show):
 
 def measure(a):
     """Writes all numbers to a.out, and while it goes on what there is."""
-    corpus, engine = data.Corpus(a.corpus), Engine(a.cedar, a.backend, a.arith)
+    try:
+        corpus = data.Corpus(a.corpus)
+    except (lzma.LZMAError, ValueError) as e:
+        raise SystemExit(f"evaluate.py: {a.corpus}: {e}") from None
+    engine = Engine(a.cedar, a.backend, a.arith)
     text = Text(corpus.held, a.bytes, a.length)
     made = {kind: tasks(corpus.held, kind, a.tasks, a.task_length) for kind in TASKS}
     version = subprocess.run([a.cedar, "--version"], check=True, stdout=subprocess.PIPE, text=True)
@@ -245,4 +253,7 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except OSError as e:
+        raise SystemExit(f"evaluate.py: {e}") from None
