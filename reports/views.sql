@@ -778,8 +778,9 @@ said(rank, item, question, answer, basis, section) AS (
     GROUP BY name, value, f.note            -- once, where ladders share it
     UNION ALL SELECT 40, 1000000 + p.run_id, 'What does it cost in quality?',
            printf('%s, model %s (%s): mean KL %.2e nats from exact recomputation, the same most likely token at %.2f '
-                  || '%% of %,d positions.', p.label, model_name, model_origin, kl_mean, 100 * top1_rate,
-                  quality_positions), 'measured', 'quality'
+                  || '%% of %,d positions%s.', p.label, model_name, model_origin, kl_mean, 100 * top1_rate,
+                  quality_positions, CASE runs.status WHEN 'finished' THEN '' ELSE '; it has not finished' END),
+           'measured', 'quality'
     FROM pairs p JOIN runs USING (run_id) WHERE place = 1 AND quality_positions > 0
     UNION ALL SELECT 40, 2000000 + 1000 * audit_id + arm_id, 'What does it cost in quality?',
            printf('%s: mean KL %.2e nats (%s), the same most likely token at %.2f %% of %,d positions of %d '

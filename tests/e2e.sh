@@ -235,6 +235,11 @@ unended() {
     kill -INT $pid
     wait $pid
     exits "interrupted at its beginning: replay agrees" 0 'all the same' "$cedar" replay "$db"
+    "$cedar" run "$small" -q -r -o "$db" quality=true >"$out/unended.log" 2>&1
+    exits "quality of a whole run" 0 'of [0-9]+ positions\.' "$cedar" report "$db" --csv v_answers
+    sqlite3 "$db" "UPDATE runs SET status = 'interrupted' WHERE run_id = 2"
+    exits "quality of a run that was cut off says so" 0 'positions; it has not finished\.' \
+        "$cedar" report "$db" --csv v_answers
 }
 
 terminals() {
