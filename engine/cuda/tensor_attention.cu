@@ -5,20 +5,6 @@
 
 enum { HEADS = 64, KEYS = 64, DIMS = 64, THREADS = 256 };     /* 4 warps of 16 heads by 2 halves of keys or channels */
 
-static __device__ __forceinline__ uint32_t shared_at(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
-
-static __device__ __forceinline__ void load4(uint32_t r[4], const void *p) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(shared_at(p)));
-}
-
-static __device__ __forceinline__ void load4_transposed(uint32_t r[4], const void *p) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(shared_at(p)));
-}
-
 /* Eight stored values of a key from channel k (a multiple of 8) on, with their scale's byte. */
 struct key_codes {
     uint2 v;
@@ -49,46 +35,51 @@ static __device__ __forceinline__ uint4 key_values(const dev_key &r, bool four, 
 
 /* --- keys of a row ------------------------------------------------------------------------------------------------ */
 
-static __global__ void key_kernel(dev d, uint32_t first, int layer, int part, int lo_kind, attention_work w) {
+enum { KEY_THREADS = ROW_KEYS_MAX };
+
+/* Where the window's keys lie, then the picks, which come before the -1 that their list ends with. A thread has a pick
+ * or a row of the window, so that it can ask for its pick before it knows where the window ends. */
+static __global__ void __launch_bounds__(KEY_THREADS)
+    key_kernel(dev d, uint32_t first, int layer, int part, int lo_kind, attention_work w) {
     uint32_t row = d.active[first + blockIdx.x], p = d.row_pos[row];
     const dev_entry &e = d.entries[d.row_entry[row]];
-    uint32_t from = p + 1 > (uint32_t)d.window ? p + 1 - d.window : 0;
-    if (from < e.lo[lo_kind]) from = e.lo[lo_kind];
-    int windowed = (int)(p + 1 - from);
     const int32_t *ids = d.topk_ids + (uint64_t)row * d.topk;
-    __shared__ int picked;
-    if (threadIdx.x == 0) picked = 0;
-    __syncthreads();
-    for (int i = threadIdx.x; part >= 0 && i < d.topk; i += blockDim.x)
-        if (ids[i] >= 0) atomicAdd(&picked, 1);     /* a count: order cannot matter; picks come before the -1 padding */
-    __syncthreads();
-    int count = windowed + picked;
-    for (int n = threadIdx.x; n < w.keys_max; n += blockDim.x) {
+    int windowed = 0, picked = 0;
+    for (int base = 0; base < w.keys_max; base += KEY_THREADS) {
+        int i = base + (int)threadIdx.x, id = part >= 0 && i < d.topk ? ids[i] : -1;
+        uint32_t entries = part >= 0 ? d.l->part[part].entries : 1;
+        asm volatile("" ::: "memory");          /* or these loads would wait for the window's */
+        uint32_t from = max(p + 1 > (uint32_t)d.window ? p + 1 - d.window : 0, e.lo[lo_kind]);
+        windowed = (int)(p + 1 - from);
+        int n = windowed + i;
         dev_key k = { NULL, NULL };
-        bool four = n >= windowed;
-        if (n < windowed) {
-            uint32_t pos = from + n;
-            const uint8_t *record = pos >= e.pos
-                                        ? d.window_rows + (uint64_t)(e.first_row + (pos - e.pos)) * d.l->ring_row_bytes
-                                        : dev_ring(d, e.seq, (uint32_t)layer, pos);
-            k.code = record;
-            k.scale = record + d.head_dim;
-        } else if (n < count) {
+        if (id >= 0) {
             const cedar_page_part &g = d.l->part[part];
-            uint32_t j = (uint32_t)ids[n - windowed], at = j % g.entries;
-            const uint8_t *page = dev_page(d, e.seq, j / g.entries);
+            uint32_t at = (uint32_t)id % entries;
+            const uint8_t *page = dev_page(d, e.seq, (uint32_t)id / entries);
             k.code = page + g.kv_codes + (uint64_t)at * d.l->kv_code_bytes;
             k.scale = page + g.kv_scales + (uint64_t)at * d.l->kv_scale_bytes;
+        } else if (i - d.topk >= windowed) {
+            n = i;                              /* behind the window and as many picks as there can be */
+        } else if (i >= d.topk) {
+            n = i - d.topk;
+            uint32_t pos = from + n;
+            k.code = pos >= e.pos ? d.window_rows + (uint64_t)(e.first_row + (pos - e.pos)) * d.l->ring_row_bytes
+                                  : dev_ring(d, e.seq, (uint32_t)layer, pos);
+            k.scale = k.code + d.head_dim;
         }
-        w.keys[(uint64_t)blockIdx.x * w.keys_max + n] = k;
-        w.fp4[(uint64_t)blockIdx.x * w.keys_max + n] = four;
+        if (i < w.keys_max) {
+            w.keys[(uint64_t)blockIdx.x * w.keys_max + n] = k;
+            w.fp4[(uint64_t)blockIdx.x * w.keys_max + n] = n >= windowed;
+        }
+        picked += __syncthreads_count(id >= 0);
     }
-    if (threadIdx.x == 0) w.count[blockIdx.x] = count;
+    if (threadIdx.x == 0) w.count[blockIdx.x] = windowed + picked;
 }
 
 void tensor_keys(const dev &d, uint32_t first, uint32_t n, int layer, int part, int lo_kind, const attention_work &w,
                  cudaStream_t s) {
-    key_kernel<<<n, 128, 0, s>>>(d, first, layer, part, lo_kind, w);
+    key_kernel<<<n, KEY_THREADS, 0, s>>>(d, first, layer, part, lo_kind, w);
 }
 
 /* --- logits ------------------------------------------------------------------------------------------------------- */

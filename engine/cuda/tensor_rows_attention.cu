@@ -1,6 +1,7 @@
 /* Attention of whole rows: 64 heads of 512 channels, the real model's, or a rank's share of those heads. */
 #include "engine/cuda/pairs.cuh"
 #include "engine/cuda/tensor.cuh"
+#include "engine/cuda/tensor_weights.cuh"
 #include "engine/cuda/wgmma.cuh"
 
 /* One row a block: 64 heads of 512 channels against up to ROW_TILES tiles of 64 keys. Two groups of four warps: for the
@@ -18,23 +19,33 @@ static __device__ __forceinline__ void group_barrier(int group) {
     asm volatile("bar.sync %0, %1;" ::"r"(1 + group), "r"((int)GROUP) : "memory");
 }
 
-/* What a row's keys are, in shared memory. */
-struct row_keys {
-    dev_key at[ROW_TILES * 64];
-    uint8_t four[ROW_TILES * 64];
+/* What keys are, in shared memory. */
+template <int N> struct key_refs {
+    dev_key at[N];
+    uint8_t four[N];
+};
+struct row_keys : key_refs<ROW_TILES * 64> {
     float top[2][ROW_HEADS], sum[2][ROW_HEADS];     /* of the two groups */
 };
 
-/* Keys of a tile on their way from storage to tiles of 64 keys by 64 channels, by the 128 threads of a group. A thread
- * has 16 channels, unit `first + thread % UNITS`, of COUNT keys; those share a scale in either format. */
-template <int UNITS, int COUNT> struct key_round {
-    enum { STEP = GROUP / UNITS };
+/* Byte of a 16-byte piece of a key among keys of 128 bytes, as the matrix units have it, or of 64: eight keys' pieces
+ * of one number meet all banks. */
+template <int KEY_BYTES> static __device__ __forceinline__ int key_place(int key, int piece) {
+    static_assert(KEY_BYTES == 128 || KEY_BYTES == 64, "whole channels of a slice");
+    return KEY_BYTES == 128 ? key * 128 + (int)swizzled(key, piece) : key * 64 + (piece ^ key / 2 % 4) * 16;
+}
+
+/* Keys on their way from storage to tiles of KEYS keys by 64 channels, or as many as UNITS are, by the 128 threads of a
+ * group or by all THREADS. A thread has 16 channels, unit `first + thread % UNITS`, of COUNT keys; those share a scale
+ * in either format. */
+template <int UNITS, int COUNT, int THREADS = GROUP, int KEYS = 64> struct key_round {
+    enum { STEP = THREADS / UNITS, KEY_BYTES = UNITS < 4 ? UNITS * 32 : 128 };
     uint4 v[COUNT];
     uint8_t scale[COUNT];
     bool four[COUNT];
 
     /* Keys key, key + STEP, ... */
-    __device__ __forceinline__ void load(const row_keys &r, int key, int first) {
+    template <int N> __device__ __forceinline__ void load(const key_refs<N> &r, int key, int first) {
         int k = 16 * (first + (int)threadIdx.x % UNITS);
 #pragma unroll
         for (int j = 0; j < COUNT; j++) {
@@ -70,9 +81,9 @@ template <int UNITS, int COUNT> struct key_round {
             }
             /* every second four threads begin with the other piece: eight then meet all banks */
             int turn = unit / 4 % 2, piece = unit % 4 * 2;
-            uint8_t *row = to + unit / 4 * TILE_BYTES + n * 128;
-            *(uint4 *)(row + swizzled(n, piece + turn)) = turn ? hi : lo;
-            *(uint4 *)(row + swizzled(n, piece + (turn ^ 1))) = turn ? lo : hi;
+            uint8_t *tile = to + unit / 4 * (KEYS * 128);
+            *(uint4 *)(tile + key_place<KEY_BYTES>(n, piece + turn)) = turn ? hi : lo;
+            *(uint4 *)(tile + key_place<KEY_BYTES>(n, piece + (turn ^ 1))) = turn ? lo : hi;
         }
     }
 
@@ -124,6 +135,18 @@ static __device__ __forceinline__ void rotate_pair(float &a, float &b, const flo
     b = rounded(x * si + y * t[0]);
 }
 
+/* The same for eight neighbours in bf16. */
+static __device__ __forceinline__ void rotate_eight(uint4 &x, const float turn[8]) {
+    uint32_t p[4] = { x.x, x.y, x.z, x.w };
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        float a = __uint_as_float(p[j] << 16), b = __uint_as_float(p[j] & 0xffff0000u);
+        rotate_pair(a, b, turn + 2 * j, 1);
+        p[j] = pair_of(a, b);
+    }
+    x = make_uint4(p[0], p[1], p[2], p[3]);
+}
+
 /* Heads of a row: ROW_HEADS, or with SOME d.heads. Those that are not there have queries of zeros, and their outputs go
  * nowhere; the others have the same bits whatever their number. */
 template <bool SOME> static __device__ __forceinline__ int heads_of(const dev &d) { return SOME ? d.heads : ROW_HEADS; }
@@ -146,16 +169,7 @@ static __device__ __forceinline__ void load_queries(const dev &d, const uint16_t
 #pragma unroll
         for (int i = 0; i < AT_ONCE; i++) {
             int h = h0 + i * STEP;
-            if (k >= rope_from) {
-                uint32_t p[4] = { x[i].x, x[i].y, x[i].z, x[i].w };
-#pragma unroll
-                for (int j = 0; j < 4; j++) {
-                    float a = __uint_as_float(p[j] << 16), b = __uint_as_float(p[j] & 0xffff0000u);
-                    rotate_pair(a, b, turn + 2 * j, 1);
-                    p[j] = pair_of(a, b);
-                }
-                x[i] = make_uint4(p[0], p[1], p[2], p[3]);
-            }
+            if (k >= rope_from) rotate_eight(x[i], turn);
             *(uint4 *)(to + k / 64 * TILE_BYTES + h * 128 + swizzled(h, k % 64 / 8)) = x[i];
         }
     }
@@ -169,18 +183,54 @@ struct row_thread {
           head((int)(threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4)) {}
 };
 
-/* Keys [first, first + n). Past the last key that one again: its probability will be zero, whatever it is. */
-static __device__ __forceinline__ void load_refs(row_keys &refs, const attention_work &w, int count, int first, int n) {
-    for (int i = first + (int)threadIdx.x; i < first + n; i += ROW_THREADS) {
-        uint64_t at = (uint64_t)blockIdx.x * w.keys_max + (i < count ? i : count - 1);
-        refs.at[i] = w.keys[at];
-        refs.four[i] = w.fp4[at];
+/* References to keys [first, first + N), which do not wait for the number of keys. */
+template <int N> struct ref_round {
+    enum { COUNT = (N + ROW_THREADS - 1) / ROW_THREADS };
+    dev_key at[COUNT];
+    uint8_t four[COUNT];
+
+    __device__ __forceinline__ void load(const attention_work &w, int first) {
+#pragma unroll
+        for (int j = 0; j < COUNT; j++) {
+            int i = first + j * ROW_THREADS + (int)threadIdx.x;
+            uint64_t from = (uint64_t)blockIdx.x * w.keys_max + (i < w.keys_max ? i : w.keys_max - 1);
+            at[j] = w.keys[from];
+            four[j] = w.fp4[from];
+        }
+        asm volatile("" ::: "memory");          /* or these loads would move to where `store` wants them */
     }
+
+    /* To `to` on. Past the last key that one again: its probability will be zero, whatever it is. */
+    template <int ALL>
+    __device__ __forceinline__ void store(key_refs<ALL> &refs, const attention_work &w, int count, int first, int to) {
+        uint64_t last = (uint64_t)blockIdx.x * w.keys_max + count - 1;
+#pragma unroll
+        for (int j = 0; j < COUNT; j++) {
+            int n = j * ROW_THREADS + (int)threadIdx.x;
+            if (n >= N) break;
+            refs.at[to + n] = first + n < count ? at[j] : w.keys[last];
+            refs.four[to + n] = first + n < count ? four[j] : w.fp4[last];
+        }
+    }
+};
+
+template <int N, int ALL>
+static __device__ __forceinline__ void load_refs(key_refs<ALL> &refs, const attention_work &w, int count, int first) {
+    ref_round<N> found;
+    found.load(w, first);
+    found.store(refs, w, count, first, first);
 }
 
-/* c = 64 heads by the 64 decoded keys of a tile, for one group; scaled, -inf past the last key. */
-static __device__ __forceinline__ void tile_logits(float (&c)[32], const uint8_t *queries, const uint8_t *keys,
-                                                   int tile, int count, const row_thread &me) {
+/* The logits of the block's row from a tile on, as tile_logits gives them: eight groups of eight keys, of each a float4
+ * for every thread of a group. */
+static __device__ __forceinline__ float4 *logits_of(const attention_work &w, int tile) {
+    return (float4 *)w.logits + ((uint64_t)blockIdx.x * ROW_TILES + tile) * 8 * GROUP;
+}
+
+/* c = 64 heads by the KEYS decoded keys from `first` on, for one group; scaled, -inf past the last key. */
+template <int KEYS>
+static __device__ __forceinline__ void tile_logits(float (&c)[KEYS / 2], const uint8_t *queries, const uint8_t *keys,
+                                                   int first, int count, const row_thread &me) {
     uint32_t queries_at = (uint32_t)__cvta_generic_to_shared(queries),
              keys_at = (uint32_t)__cvta_generic_to_shared(keys);
     float scale = (float)(1 / sqrt((double)ROW_DIM));
@@ -188,13 +238,13 @@ static __device__ __forceinline__ void tile_logits(float (&c)[32], const uint8_t
 #pragma unroll
     for (int k = 0; k < ROW_DIM / 16; k++)
         wgmma_tiles(c, tile_descriptor(queries_at + k / 4 * TILE_BYTES) + k % 4 * 2,
-                    tile_descriptor(keys_at + k / 4 * TILE_BYTES) + k % 4 * 2, k > 0);
+                    tile_descriptor(keys_at + k / 4 * (KEYS * 128)) + k % 4 * 2, k > 0);
     wgmma_commit();
     wgmma_wait<0>();
 #pragma unroll
-    for (int n = 0; n < 32; n++) {
+    for (int n = 0; n < KEYS / 2; n++) {
         asm volatile("" : "+f"(c[n])::"memory");
-        c[n] = tile * 64 + n / 4 * 8 + 2 * me.t + (n & 1) < count ? c[n] * scale : -INFINITY;
+        c[n] = first + n / 4 * 8 + 2 * me.t + (n & 1) < count ? c[n] * scale : -INFINITY;
     }
 }
 
@@ -340,7 +390,7 @@ static __global__ void __launch_bounds__(ROW_THREADS, 1) row_kernel(dev d, row_w
     int count = w.count[blockIdx.x], tile_count = (count + 63) / 64;
     uint8_t *keys = tiles + QUERY_BYTES + me.group * KEYS_BYTES;
     r.to.table = rotations(d, r);
-    load_refs(refs, w, count, 0, ROW_TILES * 64);
+    load_refs<ROW_TILES * 64>(refs, w, count, 0);
     load_queries<SOME>(d, r.q + (uint64_t)(r.first + blockIdx.x) * heads_of<SOME>(d) * ROW_DIM, r.to.table, tiles);
     wgmma_publish();
     __syncthreads();
@@ -352,7 +402,7 @@ static __global__ void __launch_bounds__(ROW_THREADS, 1) row_kernel(dev d, row_w
             decode_keys(refs, tile, keys);
             wgmma_publish();
             group_barrier(me.group);
-            tile_logits(c, tiles, keys, tile, count, me);
+            tile_logits<64>(c, tiles, keys, tile * 64, count, me);
             group_barrier(me.group);
         }
 #pragma unroll
@@ -380,7 +430,7 @@ static __global__ void __launch_bounds__(ROW_THREADS, 1) tile_kernel(dev d, row_
     int count = w.count[blockIdx.x], tile = 2 * blockIdx.y + me.group, n = (int)(threadIdx.x % GROUP) / UNITS;
     if ((int)blockIdx.y * 128 >= count) return;
     uint8_t *keys = tiles + QUERY_BYTES + me.group * KEYS_BYTES;
-    load_refs(refs, w, count, (int)blockIdx.y * 128, 128);
+    load_refs<128>(refs, w, count, (int)blockIdx.y * 128);
     __syncthreads();
     key_round<UNITS, 64 * UNITS / GROUP> of_tile;
     of_tile.load(refs, tile * 64 + n, 0);
@@ -390,8 +440,8 @@ static __global__ void __launch_bounds__(ROW_THREADS, 1) tile_kernel(dev d, row_
     __syncthreads();
     if (tile * 64 >= count) return;
     float c[32];
-    tile_logits(c, tiles, keys, tile, count, me);
-    float4 *to = (float4 *)w.logits + (((uint64_t)blockIdx.x * ROW_TILES + tile) * 8) * GROUP + threadIdx.x % GROUP;
+    tile_logits<64>(c, tiles, keys, tile * 64, count, me);
+    float4 *to = logits_of(w, tile) + threadIdx.x % GROUP;
 #pragma unroll
     for (int i = 0; i < 8; i++) to[i * GROUP] = make_float4(c[4 * i], c[4 * i + 1], c[4 * i + 2], c[4 * i + 3]);
 }
@@ -410,7 +460,7 @@ static __global__ void __launch_bounds__(ROW_THREADS, 1) slice_kernel(dev d, row
         n = (int)(threadIdx.x % GROUP) / UNITS;
     uint8_t *keys = tiles + QUERY_BYTES;
     r.to.table = rotations(d, r);
-    load_refs(refs, w, count, 0, ROW_TILES * 64);
+    load_refs<ROW_TILES * 64>(refs, w, count, 0);
     __syncthreads();
     key_round<UNITS, KEYS * UNITS / GROUP> of_group;
     of_group.load(refs, me.group * KEYS + n, k0 / 16);
@@ -421,8 +471,7 @@ static __global__ void __launch_bounds__(ROW_THREADS, 1) slice_kernel(dev d, row
 #pragma unroll
     for (int i = 0; i < ROW_TILES / 2; i++) {
         int tile = 2 * i + me.group;
-        const float4 *from =
-            (const float4 *)w.logits + (((uint64_t)blockIdx.x * ROW_TILES + tile) * 8) * GROUP + threadIdx.x % GROUP;
+        const float4 *from = logits_of(w, tile) + threadIdx.x % GROUP;
 #pragma unroll
         for (int j = 0; j < 8; j++) {
             float4 v = make_float4(-INFINITY, -INFINITY, -INFINITY, -INFINITY);
@@ -448,6 +497,237 @@ static __global__ void __launch_bounds__(ROW_THREADS, 1) slice_kernel(dev d, row
 
 static_assert(SLICE == 64 && ROW_TILES * TILE_BYTES <= 2 * KEYS_BYTES, "a slice is a tile wide; its keys have room");
 
+/* --- the fewest rows ----------------------------------------------------------------------------------------------
+ *
+ * The same two parts over more blocks: of 16 or 32 keys, then of 16 heads by 32 or 64 channels. Logits lie in the same
+ * places, and every sum has the same order. */
+enum { SPREAD_ROWS = 8, SPREAD_HEADS = 16, SPREAD_WARPS = ROW_THREADS / 32, EIGHTS_MAX = ROW_TILES * 8 };
+
+/* All queries of a row as 8 tiles, as load_queries has them, in two parts: what is not rotated is copied, and the last
+ * 64 channels, two eights a thread, come in registers, with the cos, sin of their pairs. */
+struct query_round {
+    uint4 last[2];
+    float turn[8];
+
+    __device__ __forceinline__ void load(const dev &d, const uint16_t *q, const float *table, uint8_t *to) {
+        enum { EIGHTS = ROW_DIM / 8, STEP = ROW_THREADS / EIGHTS };
+        uint32_t at = (uint32_t)__cvta_generic_to_shared(to);
+        int piece = threadIdx.x % EIGHTS, h0 = threadIdx.x / EIGHTS;
+#pragma unroll
+        for (int j = 0; j < 2; j++) {
+            int h = threadIdx.x / 8 + j * (ROW_HEADS / 2);
+            last[j] = h < d.heads ? __ldg((const uint4 *)(q + h * ROW_DIM + ROW_DIM - 64) + threadIdx.x % 8)
+                                  : make_uint4(0, 0, 0, 0);
+        }
+        if (piece < EIGHTS - 8)
+#pragma unroll
+            for (int i = 0; i < ROW_HEADS / STEP; i++) {
+                int h = h0 + i * STEP;
+                copy16(at + piece / 8 * TILE_BYTES + h * 128 + swizzled(h, piece % 8), q + h * ROW_DIM + piece * 8,
+                       h < d.heads);
+            }
+        copies_commit();
+        int from = d.rope - 64 + (int)threadIdx.x % 8 * 8;      /* negative: not rotated */
+#pragma unroll
+        for (int j = 0; j < 8; j++) turn[j] = from >= 0 ? table[from + j] : 0;
+    }
+
+    __device__ __forceinline__ void rotate(const dev &d, uint8_t *to) {
+        bool turned = d.rope - 64 + (int)threadIdx.x % 8 * 8 >= 0;
+#pragma unroll
+        for (int j = 0; j < 2; j++) {
+            int h = threadIdx.x / 8 + j * (ROW_HEADS / 2);
+            if (turned) rotate_eight(last[j], turn);
+            *(uint4 *)(to + 7 * TILE_BYTES + h * 128 + swizzled(h, threadIdx.x % 8)) = last[j];
+        }
+    }
+};
+
+/* What a tile of keys has in shared memory. */
+template <int KEYS> struct spread_tile {
+    uint8_t queries[8 * TILE_BYTES], keys[KEYS * ROW_DIM * 2];
+    key_refs<KEYS> refs;
+};
+
+/* A block per row and KEYS keys. References are asked for first, the keys themselves behind the queries. */
+template <int KEYS>
+static __global__ void __launch_bounds__(ROW_THREADS) spread_tile_kernel(dev d, row_work r, attention_work w) {
+    allow_launch();
+    enum { UNITS = ROW_DIM / 16 };
+    extern __shared__ __align__(1024) uint8_t tiles[];
+    spread_tile<KEYS> &shared = *(spread_tile<KEYS> *)tiles;
+    row_thread me;
+    int first = (int)blockIdx.y * KEYS, tile = first / 64, n = (int)threadIdx.x / UNITS, count = w.count[blockIdx.x];
+    ref_round<KEYS> found;
+    query_round queries;
+    key_round<UNITS, KEYS * UNITS / ROW_THREADS, ROW_THREADS, KEYS> of_tile;
+    const float *table = rotations(d, r);
+    found.load(w, first);
+    queries.load(d, r.q + (uint64_t)(r.first + blockIdx.x) * d.heads * ROW_DIM, table, shared.queries);
+    found.store(shared.refs, w, count, first, 0);
+    __syncthreads();
+    of_tile.load(shared.refs, n, 0);
+    queries.rotate(d, shared.queries);
+    of_tile.store(n, shared.keys);
+    copies_wait<0>();
+    wgmma_publish();
+    __syncthreads();
+    if (me.group || tile * 64 >= count) return;
+    float c[KEYS / 2];
+    tile_logits<KEYS>(c, shared.queries, shared.keys, first, count, me);
+    float4 *to = logits_of(w, tile) + first % 64 / 8 * GROUP + threadIdx.x;
+#pragma unroll
+    for (int i = 0; i < KEYS / 8; i++) to[i * GROUP] = make_float4(c[4 * i], c[4 * i + 1], c[4 * i + 2], c[4 * i + 3]);
+}
+
+/* What a slice has in shared memory. A lane has two heads, eight apart, and of every eight keys two neighbours, in
+ * logits as in the matrix instruction's probabilities. */
+template <int CHANNELS> struct spread_slice {
+    uint8_t keys[ROW_TILES * 64 * CHANNELS * 2];
+    union {
+        key_refs<ROW_TILES * 64> refs;          /* until the keys are under way */
+        float2 exps[2][EIGHTS_MAX][32];         /* before they are rounded; by head */
+    };
+    uint2 pairs[EIGHTS_MAX][32];
+    float top[SPREAD_WARPS][SPREAD_HEADS], sum[2][SPREAD_HEADS], turn[64];
+};
+
+enum { SM_SHARED = 228 << 10, BLOCK_RESERVED = 1 << 10 };
+static_assert(sizeof(spread_slice<64>) + sizeof(spread_tile<16>) + 2 * BLOCK_RESERVED <= SM_SHARED,
+              "a slice has room beside the tile that it waits for");
+
+/* The exponentials against the final maximum, zeros past the last tile; a warp has one of the eights of each tile.
+ * Leaves the maxima in top. */
+template <class Slice>
+static __device__ __forceinline__ void spread_exps(const float4 *from, int tile_count, const row_thread &me,
+                                                   Slice &slice, float top[2]) {
+    int warp = threadIdx.x / 32;
+    float4 s[ROW_TILES];
+#pragma unroll
+    for (int i = 0; i < ROW_TILES; i++) {
+        s[i] = make_float4(-INFINITY, -INFINITY, -INFINITY, -INFINITY);
+        if (i < tile_count) s[i] = from[(i * 8 + warp) * GROUP];
+    }
+    top[0] = top[1] = -1e30f;
+#pragma unroll
+    for (int i = 0; i < ROW_TILES; i++) {
+        top[0] = fmaxf(top[0], fmaxf(s[i].x, s[i].y));
+        top[1] = fmaxf(top[1], fmaxf(s[i].z, s[i].w));
+    }
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        top[r] = quad_max(top[r]);
+        if (me.t == 0) slice.top[warp][me.lane / 4 + 8 * r] = top[r];
+    }
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < SPREAD_WARPS; i++)
+#pragma unroll
+        for (int r = 0; r < 2; r++) top[r] = fmaxf(top[r], slice.top[i][me.lane / 4 + 8 * r]);
+#pragma unroll
+    for (int i = 0; i < ROW_TILES; i++) {
+        float2 a = make_float2(__expf(s[i].x - top[0]), __expf(s[i].y - top[0])),
+               b = make_float2(__expf(s[i].z - top[1]), __expf(s[i].w - top[1]));
+        slice.exps[0][i * 8 + warp][me.lane] = a;
+        slice.exps[1][i * 8 + warp][me.lane] = b;
+        slice.pairs[i * 8 + warp][me.lane] = make_uint2(pair_of(a.x, a.y), pair_of(b.x, b.y));
+    }
+}
+
+/* Their sums, of every second tile from tile `half` on, of head r of the lane: in the order of `probabilities`. */
+template <class Slice>
+static __device__ __forceinline__ void spread_sum(int half, int r, int tile_count, const row_thread &me, Slice &slice) {
+    float sum = 0;
+    for (int tile = half; tile < tile_count; tile += 2)
+#pragma unroll
+        for (int n = 0; n < 8; n++) {
+            float2 v = slice.exps[r][tile * 8 + n][me.lane];
+            sum += v.x;
+            sum += v.y;
+        }
+    sum = quad_sum(sum);
+    if (me.t == 0) slice.sum[half][me.lane / 4 + 8 * r] = sum;
+}
+
+/* What a warp multiplies of 32 keys: probabilities of 16 heads, and CHANNELS / 4 channels. */
+template <int CHANNELS> struct value_step {
+    uint2 p[4];
+    uint32_t b[CHANNELS / 32][4];
+
+    __device__ __forceinline__ void load(const spread_slice<CHANNELS> &slice, int key, const row_thread &me) {
+        int warp = threadIdx.x / 32;
+#pragma unroll
+        for (int i = 0; i < 4; i++) p[i] = slice.pairs[key / 8 + i][me.lane];
+        if (CHANNELS == 32)
+            load4_transposed(b[0], slice.keys + key_place<64>(key + me.lane, warp));
+        else
+#pragma unroll
+            for (int i = 0; i < CHANNELS / 32; i++)
+                load4_transposed(b[i], slice.keys + key_place<128>(key + 16 * i + me.lane % 16,
+                                                                   2 * warp + me.lane / 16));
+    }
+
+    __device__ __forceinline__ void multiply(float (&o)[CHANNELS / 8]) const {
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            uint32_t a[4] = { p[2 * i].x, p[2 * i].y, p[2 * i + 1].x, p[2 * i + 1].y };
+            if constexpr (CHANNELS == 32) {
+                mma(o, a, b[0][2 * i], b[0][2 * i + 1]);
+            } else {
+                mma(o, a, b[i][0], b[i][1]);
+                mma(o + CHANNELS / 16, a, b[i][2], b[i][3]);
+            }
+        }
+    }
+};
+
+/* A block per row, CHANNELS channels and 16 heads. As in slice_kernel, its keys do not wait for the logits; nor does
+ * the next kernel's beginning, which reads only weights before it waits for this one. Four warps multiply while the
+ * others sum. */
+template <int CHANNELS>
+static __global__ void __launch_bounds__(ROW_THREADS) spread_slice_kernel(dev d, row_work r, attention_work w) {
+    allow_launch();
+    enum { UNITS = CHANNELS / 16, COUNT = ROW_TILES * 64 * UNITS / ROW_THREADS, PART = COUNT / 5, OWN = CHANNELS / 4 };
+    extern __shared__ __align__(1024) uint8_t tiles[];
+    spread_slice<CHANNELS> &slice = *(spread_slice<CHANNELS> *)tiles;
+    row_thread me;
+    me.head = (int)blockIdx.z * SPREAD_HEADS + me.lane / 4;
+    int count = w.count[blockIdx.x], tile_count = (count + 63) / 64, k0 = (int)blockIdx.y * CHANNELS,
+        warp = threadIdx.x / 32;
+    load_refs<ROW_TILES * 64>(slice.refs, w, count, 0);
+    if ((int)threadIdx.x < d.rope) slice.turn[threadIdx.x] = rotations(d, r)[threadIdx.x];
+    r.to.table = slice.turn;
+    float sink[2], top[2], o[CHANNELS / 8] = {};
+    for (int i = 0; i < 2; i++) sink[i] = r.sink[me.head + 8 * i < d.heads ? me.head + 8 * i : 0];
+    __syncthreads();
+    key_round<UNITS, COUNT, ROW_THREADS> of_slice;
+    of_slice.load(slice.refs, (int)threadIdx.x / UNITS, k0 / 16);
+    of_slice.template store_moving<PART>((int)threadIdx.x / UNITS, slice.keys);
+    await_launch();
+    spread_exps(logits_of(w, 0) + blockIdx.z * 32 + me.lane, tile_count, me, slice, top);
+    __syncthreads();
+    if (warp < 4) {
+        value_step<CHANNELS> now;
+        now.load(slice, 0, me);
+        for (int key = 0; key < tile_count * 64; key += 32) {
+            value_step<CHANNELS> next;
+            next.load(slice, key + 32 < tile_count * 64 ? key + 32 : key, me);
+            now.multiply(o);
+            now = next;
+        }
+    } else {
+        spread_sum(warp / 2 % 2, warp % 2, tile_count, me, slice);
+    }
+    __syncthreads();
+    if (warp >= 4) return;
+    float part[2];
+    for (int i = 0; i < 2; i++) {
+        int h = me.lane / 4 + 8 * i;
+        part[i] = 1 / (slice.sum[0][h] + slice.sum[1][h] + expf(sink[i] - top[i]));
+    }
+    put_values<OWN>(o, k0 + warp * OWN, part, r.to, r.first + blockIdx.x, me);
+}
+
 bool tensor_attention_rows_can(const dev &d, const cedar_layout &l, const attention_work &w) {
     bool aligned = l.page_bytes % 8 == 0 && l.ring_row_bytes % 8 == 0 && l.ring_bytes % 8 == 0;
     for (int32_t i = 0; i < l.part_count; i++) aligned = aligned && l.part[i].kv_codes % 8 == 0;
@@ -462,21 +742,52 @@ enum { ROW_SHARED = ROW_BYTES + sizeof(row_keys) };
 
 int tensor_attention_rows_heads(void) { return ROW_HEADS; }
 
+template <class Kernel> static cudaError_t takes(Kernel kernel, size_t shared) {
+    return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared);
+}
+
 template <bool SOME> static cudaError_t prepare(void) {
-    cudaError_t e = cudaFuncSetAttribute(row_kernel<SOME>, cudaFuncAttributeMaxDynamicSharedMemorySize, ROW_SHARED);
-    if (!e) e = cudaFuncSetAttribute(tile_kernel<SOME>, cudaFuncAttributeMaxDynamicSharedMemorySize, ROW_SHARED);
-    return e ? e : cudaFuncSetAttribute(slice_kernel<SOME>, cudaFuncAttributeMaxDynamicSharedMemorySize, ROW_SHARED);
+    cudaError_t e = takes(row_kernel<SOME>, ROW_SHARED);
+    if (!e) e = takes(tile_kernel<SOME>, ROW_SHARED);
+    return e ? e : takes(slice_kernel<SOME>, ROW_SHARED);
 }
 
 cudaError_t tensor_attention_prepare(void) {
     cudaError_t e = prepare<false>();
-    return e ? e : prepare<true>();
+    if (!e) e = prepare<true>();
+    if (!e) e = takes(spread_tile_kernel<16>, sizeof(spread_tile<16>));
+    if (!e) e = takes(spread_tile_kernel<32>, sizeof(spread_tile<32>));
+    if (!e) e = takes(spread_slice_kernel<32>, sizeof(spread_slice<32>));
+    return e ? e : takes(spread_slice_kernel<64>, sizeof(spread_slice<64>));
+}
+
+template <int KEYS>
+static void launch_tiles(const dev &d, uint32_t n, const row_work &r, const attention_work &w, cudaStream_t s) {
+    dim3 grid(n, (unsigned)w.keys_max / KEYS);
+    spread_tile_kernel<KEYS><<<grid, ROW_THREADS, sizeof(spread_tile<KEYS>), s>>>(d, r, w);
+}
+
+template <int CHANNELS>
+static void launch_slices(const dev &d, uint32_t n, const row_work &r, const attention_work &w, cudaStream_t s) {
+    dim3 grid(n, ROW_DIM / CHANNELS, (unsigned)(d.heads + SPREAD_HEADS - 1) / SPREAD_HEADS);
+    launch_chained(spread_slice_kernel<CHANNELS>, grid, ROW_THREADS, sizeof(spread_slice<CHANNELS>), chain{ s, true },
+                   d, r, w);
+}
+
+/* The smaller blocks as long as a machine has a multiprocessor for each. */
+static void launch_spread(const dev &d, uint32_t n, const row_work &r, const attention_work &w, cudaStream_t s) {
+    if (n <= 4) launch_tiles<16>(d, n, r, w, s);
+    else launch_tiles<32>(d, n, r, w, s);
+    if (n * (uint32_t)d.heads <= 2 * ROW_HEADS) launch_slices<32>(d, n, r, w, s);
+    else launch_slices<64>(d, n, r, w, s);
 }
 
 template <bool SOME>
 static void launch_rows(const dev &d, uint32_t n, const row_work &r, const attention_work &w, cudaStream_t s) {
     if (r.to.woven) {
         row_kernel<SOME><<<n, ROW_THREADS, ROW_SHARED, s>>>(d, r, w);
+    } else if (n <= SPREAD_ROWS) {
+        launch_spread(d, n, r, w, s);
     } else {
         tile_kernel<SOME><<<dim3(n, ROW_TILES / 2), ROW_THREADS, ROW_SHARED, s>>>(d, r, w);
         launch_chained(slice_kernel<SOME>, dim3(n, SLICES), ROW_THREADS, ROW_SHARED, chain{ s, true }, d, r, w);

@@ -14,6 +14,19 @@ static __device__ __forceinline__ void mma(float c[4], const uint32_t a[4], uint
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+/* Four blocks of 8 rows of 16 bytes from shared memory, a lane naming a row, as mma's operands; or turned. */
+static __device__ __forceinline__ void load4(uint32_t r[4], const void *p) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"((uint32_t)__cvta_generic_to_shared(p)));
+}
+
+static __device__ __forceinline__ void load4_transposed(uint32_t r[4], const void *p) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"((uint32_t)__cvta_generic_to_shared(p)));
+}
+
 /* Byte of a 16-byte piece in a row of 128 bytes of a tile: pieces are swizzled so that eight rows meet all banks. */
 static __device__ __forceinline__ uint32_t swizzled(int row, int piece) { return (uint32_t)(piece ^ row % 8) * 16; }
 
@@ -76,6 +89,22 @@ static __device__ __forceinline__ void wgmma(float (&c)[64], const uint32_t a[4]
 
 /* c (64 rows by as many columns as it has halves) += or = the tile at a times that at b. */
 #define DESCRIPTORS "l"(a), "l"(b), "r"((int)add)
+
+static __device__ __forceinline__ void wgmma_tiles(float (&c)[8], uint64_t a, uint64_t b, bool add) {
+    asm volatile("{.reg .pred p; setp.ne.b32 p, %10, 0;"
+                 "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 "
+                 "{%0,%1,%2,%3,%4,%5,%6,%7}, %8,%9,p,1,1,0,0;}"
+                 : C4(0), C4(4)
+                 : DESCRIPTORS);
+}
+
+static __device__ __forceinline__ void wgmma_tiles(float (&c)[16], uint64_t a, uint64_t b, bool add) {
+    asm volatile("{.reg .pred p; setp.ne.b32 p, %18, 0;"
+                 "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 "
+                 "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}, %16,%17,p,1,1,0,0;}"
+                 : C16(0)
+                 : DESCRIPTORS);
+}
 
 static __device__ __forceinline__ void wgmma_tiles(float (&c)[32], uint64_t a, uint64_t b, bool add) {
     asm volatile("{.reg .pred p; setp.ne.b32 p, %34, 0;"

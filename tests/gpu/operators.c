@@ -1037,6 +1037,11 @@ START_TEST(attention) {
     check_attention(3, 1000, 950, 64, 9, 1);
     check_attention(1, 1100, 0, 511, 21, 3);
     check_attention(1, 2000, 0, 512, 39, 3);
+    check_attention(2, 60, 0, 512, 4, 0);           /* where blocks of 16 keys end in the middle of a tile */
+    check_attention(4, 1200, 1190, 5, 7, 1);        /* blocks grow with the rows: from 3, 5 and 9 on */
+    check_attention(5, 1500, 0, 512, 11, 2);
+    check_attention(8, 1700, 0, 300, 17, 3);
+    check_attention(9, 1700, 0, 300, 17, 3);
     check_attention(32, 1500, 0, 512, 14, 2);
     check_attention(40, 1500, 1490, 200, 30, 3);
 }
