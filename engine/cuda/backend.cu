@@ -867,7 +867,7 @@ template <class A> struct forward {
         if constexpr (tensor)                   /* where keys lie; what they are is not read */
             if (!draft && lists_early(layer))
                 fork(SIDE_SHARED, [&] {
-                    tensor_keys(d, 0, n, layer, part_of(layer), lo_of(layer), b->w.attention, s);
+                    tensor_keys(d, 0, n, layer, part_of(layer), lo_of(layer), b->w.attention, chain{ s, false });
                 });
     }
 
@@ -1204,13 +1204,15 @@ template <class A> struct forward {
     void attend(const cedar_block *k, int32_t layer) {
         int part = part_of(layer), lo = lo_of(layer);
         if constexpr (tensor) {
+            /* picks are the last launch before the list of keys, which is the last before attention; else it joined */
+            chain picked = { s, c->is_index_source[layer] }, listed = { s, !lists_early(layer) };
             for (uint32_t first = 0; first < n; first += ATTENTION_BATCH) {
                 uint32_t count = n - first < ATTENTION_BATCH ? n - first : ATTENTION_BATCH;
                 if (whole_rows()) {
-                    if (!lists_early(layer)) tensor_keys(d, first, count, layer, part, lo, b->w.attention, s);
+                    if (!lists_early(layer)) tensor_keys(d, first, count, layer, part, lo, b->w.attention, picked);
                     tensor_attention_rows(d, first, count, c->ratio[layer] > 0, (const uint16_t *)b->w.q,
                                           W(k->attn_sink), c->heads / c->o_groups, b->w.attention, !few_rows(n),
-                                          b->w.po, s);
+                                          b->w.po, listed);
                 } else {
                     tensor_attention(d, first, count, layer, part, lo, (float *)b->w.q, W(k->attn_sink),
                                      b->w.attention, s);

@@ -592,9 +592,9 @@ static void run(cedar_gpu_bench *b, const op &o, uint32_t round) {
     case EXPERTS: run_experts(b, o, round, round == 0); break;
     case ATTENTION:
         d.active += o.n < COUNT_1M / ROUNDS_MAX ? round * o.n : 0;
-        tensor_keys(d, 0, o.n, b->c.kv_sources[0], 0, 0, b->attention, b->s);
+        tensor_keys(d, 0, o.n, b->c.kv_sources[0], 0, 0, b->attention, chain{ b->s, false });
         tensor_attention_rows(d, 0, o.n, 1, (const uint16_t *)b->q, b->sink, c->heads / c->o_groups, b->attention,
-                              woven, b->packed, b->s);
+                              woven, b->packed, chain{ b->s, true });
         break;
     case SCORES:
         tensor_scores(d, 0, o.n, b->q, b->q, b->l.part_count - 1, 1, o.pooled, b->s);

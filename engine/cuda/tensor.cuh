@@ -169,7 +169,7 @@ enum { ROW_KEYS_MAX = 640 };        /* logits of a row in the layout of tensor_a
 
 /* Lists the keys of the rows, as tensor_attention does first; tensor_attention_rows is given the list. */
 void tensor_keys(const dev &d, uint32_t first, uint32_t n, int layer, int part, int lo_kind, const attention_work &w,
-                 cudaStream_t s);
+                 chain s);
 
 /* The same for whole rows, if the shape is that of the real model, or a rank's share of its heads: q as wq_b left it,
  * in bf16, which is rotated on the way; out packed [place, groups of heads, heads_per_group * head_dim], rotated back:
@@ -179,7 +179,7 @@ int tensor_attention_rows_heads(void);      /* w.logits has room for so many, wh
 cudaError_t tensor_attention_prepare(void);
 void tensor_attention_rows(const dev &d, uint32_t first, uint32_t n, int table_kind, const uint16_t *q,
                            const dev_weight &sink, int heads_per_group, const attention_work &w, bool woven,
-                           uint16_t *out, cudaStream_t s);
+                           uint16_t *out, chain s);
 
 /* Scores as launch_scores, summed over the heads in a fixed tree. */
 void tensor_scores(const dev &d, uint32_t first, uint32_t n, const float *iq, const float *g, int part, int ratio,

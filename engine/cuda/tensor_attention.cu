@@ -41,6 +41,8 @@ enum { KEY_THREADS = ROW_KEYS_MAX };
  * or a row of the window, so that it can ask for its pick before it knows where the window ends. */
 static __global__ void __launch_bounds__(KEY_THREADS)
     key_kernel(dev d, uint32_t first, int layer, int part, int lo_kind, attention_work w) {
+    await_launch();
+    allow_launch();
     uint32_t row = d.active[first + blockIdx.x], p = d.row_pos[row];
     const dev_entry &e = d.entries[d.row_entry[row]];
     const int32_t *ids = d.topk_ids + (uint64_t)row * d.topk;
@@ -78,8 +80,8 @@ static __global__ void __launch_bounds__(KEY_THREADS)
 }
 
 void tensor_keys(const dev &d, uint32_t first, uint32_t n, int layer, int part, int lo_kind, const attention_work &w,
-                 cudaStream_t s) {
-    key_kernel<<<n, KEY_THREADS, 0, s>>>(d, first, layer, part, lo_kind, w);
+                 chain s) {
+    launch_chained(key_kernel, n, KEY_THREADS, 0, s, d, first, layer, part, lo_kind, w);
 }
 
 /* --- logits ------------------------------------------------------------------------------------------------------- */
@@ -223,7 +225,7 @@ void tensor_attention(const dev &d, uint32_t first, uint32_t n, int layer, int p
     unsigned groups = (unsigned)(d.heads + HEADS - 1) / HEADS, tiles = (unsigned)w.keys_max / KEYS;
     size_t shared = (size_t)(HEADS + KEYS) * (d.head_dim + 8) * sizeof(uint16_t);
     cudaFuncSetAttribute(logits_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared);
-    tensor_keys(d, first, n, layer, part, lo_kind, w, s);
+    tensor_keys(d, first, n, layer, part, lo_kind, w, chain{ s, false });
     /* few rows: a block per tile; many rows: a block runs through the tiles with its queries at hand */
     logits_kernel<<<dim3(n, n >= 128 ? 1 : tiles, groups), THREADS, shared, s>>>(d, first, q, w);
     softmax_kernel<<<(n * (unsigned)d.heads * 32 + 255) / 256, 256, 0, s>>>(d, sink, w, n);

@@ -422,6 +422,7 @@ static __global__ void __launch_bounds__(ROW_THREADS, 1) row_kernel(dev d, row_w
  * come; a thread's logits of a tile lie together. */
 template <bool SOME>
 static __global__ void __launch_bounds__(ROW_THREADS, 1) tile_kernel(dev d, row_work r, attention_work w) {
+    await_launch();
     allow_launch();
     enum { UNITS = ROW_DIM / 16 };
     extern __shared__ __align__(1024) uint8_t tiles[];
@@ -447,7 +448,7 @@ static __global__ void __launch_bounds__(ROW_THREADS, 1) tile_kernel(dev d, row_
 }
 
 /* Then a block per row and slice of channels. Its keys, decoded by half of them a group, do not wait for the logits:
- * tile_kernel, which is launched plainly, began when the list of keys and the caches were complete. */
+ * tile_kernel let it begin when the list of keys and the caches were complete. */
 enum { SLICE = 64, SLICES = ROW_DIM / SLICE };
 template <bool SOME>
 static __global__ void __launch_bounds__(ROW_THREADS, 1) slice_kernel(dev d, row_work r, attention_work w) {
@@ -552,6 +553,7 @@ template <int KEYS> struct spread_tile {
 /* A block per row and KEYS keys. References are asked for first, the keys themselves behind the queries. */
 template <int KEYS>
 static __global__ void __launch_bounds__(ROW_THREADS) spread_tile_kernel(dev d, row_work r, attention_work w) {
+    await_launch();
     allow_launch();
     enum { UNITS = ROW_DIM / 16 };
     extern __shared__ __align__(1024) uint8_t tiles[];
@@ -762,9 +764,9 @@ cudaError_t tensor_attention_prepare(void) {
 }
 
 template <int KEYS>
-static void launch_tiles(const dev &d, uint32_t n, const row_work &r, const attention_work &w, cudaStream_t s) {
+static void launch_tiles(const dev &d, uint32_t n, const row_work &r, const attention_work &w, chain s) {
     dim3 grid(n, (unsigned)w.keys_max / KEYS);
-    spread_tile_kernel<KEYS><<<grid, ROW_THREADS, sizeof(spread_tile<KEYS>), s>>>(d, r, w);
+    launch_chained(spread_tile_kernel<KEYS>, grid, ROW_THREADS, sizeof(spread_tile<KEYS>), s, d, r, w);
 }
 
 template <int CHANNELS>
@@ -775,28 +777,28 @@ static void launch_slices(const dev &d, uint32_t n, const row_work &r, const att
 }
 
 /* The smaller blocks as long as a machine has a multiprocessor for each. */
-static void launch_spread(const dev &d, uint32_t n, const row_work &r, const attention_work &w, cudaStream_t s) {
+static void launch_spread(const dev &d, uint32_t n, const row_work &r, const attention_work &w, chain s) {
     if (n <= 4) launch_tiles<16>(d, n, r, w, s);
     else launch_tiles<32>(d, n, r, w, s);
-    if (n * (uint32_t)d.heads <= 2 * ROW_HEADS) launch_slices<32>(d, n, r, w, s);
-    else launch_slices<64>(d, n, r, w, s);
+    if (n * (uint32_t)d.heads <= 2 * ROW_HEADS) launch_slices<32>(d, n, r, w, s.stream);
+    else launch_slices<64>(d, n, r, w, s.stream);
 }
 
 template <bool SOME>
-static void launch_rows(const dev &d, uint32_t n, const row_work &r, const attention_work &w, cudaStream_t s) {
+static void launch_rows(const dev &d, uint32_t n, const row_work &r, const attention_work &w, chain s) {
     if (r.to.woven) {
-        row_kernel<SOME><<<n, ROW_THREADS, ROW_SHARED, s>>>(d, r, w);
+        row_kernel<SOME><<<n, ROW_THREADS, ROW_SHARED, s.stream>>>(d, r, w);
     } else if (n <= SPREAD_ROWS) {
         launch_spread(d, n, r, w, s);
     } else {
-        tile_kernel<SOME><<<dim3(n, ROW_TILES / 2), ROW_THREADS, ROW_SHARED, s>>>(d, r, w);
-        launch_chained(slice_kernel<SOME>, dim3(n, SLICES), ROW_THREADS, ROW_SHARED, chain{ s, true }, d, r, w);
+        launch_chained(tile_kernel<SOME>, dim3(n, ROW_TILES / 2), ROW_THREADS, ROW_SHARED, s, d, r, w);
+        launch_chained(slice_kernel<SOME>, dim3(n, SLICES), ROW_THREADS, ROW_SHARED, chain{ s.stream, true }, d, r, w);
     }
 }
 
 void tensor_attention_rows(const dev &d, uint32_t first, uint32_t n, int table_kind, const uint16_t *q,
                            const dev_weight &sink, int heads_per_group, const attention_work &w, bool woven,
-                           uint16_t *out, cudaStream_t s) {
+                           uint16_t *out, chain s) {
     row_work r = { first,
                    table_kind,
                    q,

@@ -342,9 +342,9 @@ void gpu_attention(gpu_world *w, const float *q, const float *sink, const int32_
         need(cudaMemcpy(w->d.topk_ids, ids, (size_t)w->count * w->d.topk * 4, cudaMemcpyHostToDevice), "picks");
     __nv_bfloat16 *narrow_q = (__nv_bfloat16 *)gpu_put(NULL, bytes);
     narrow<<<256, 256>>>(q, bytes / 2, narrow_q);
-    tensor_keys(w->d, 0, w->count, layer, ids ? part : -1, 0, w->a, 0);
+    tensor_keys(w->d, 0, w->count, layer, ids ? part : -1, 0, w->a, chain{ 0, true });
     tensor_attention_rows(w->d, 0, w->count, table_kind, (const uint16_t *)narrow_q, s,
-                          w->c.heads / w->c.o_groups, w->a, many, packed, 0);
+                          w->c.heads / w->c.o_groups, w->a, many, packed, chain{ 0, true });
     wait_for("tensor_attention_rows");
     gpu_get(out, packed, bytes);
     gpu_drop(packed);
@@ -368,7 +368,7 @@ void gpu_attention_share(gpu_world *w, const float *q, const float *sink, int ta
     d.heads = heads;
     narrow_share<<<w->count, 256>>>(q, w->c.heads, first, heads, w->c.head_dim, own);
     tensor_attention_rows(d, 0, w->count, table_kind, (const uint16_t *)own, s, w->c.heads / w->c.o_groups, w->a, many,
-                          packed, 0);
+                          packed, chain{ 0, false });
     wait_for("tensor_attention_rows");
     gpu_get(out, packed, bytes);
     gpu_drop(packed);
