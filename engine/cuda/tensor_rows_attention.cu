@@ -305,18 +305,22 @@ struct row_output {
     int heads_per_group, rope_from;
     bool woven;
     int heads;
+
+    __device__ __forceinline__ uint16_t *row_of(int head, uint32_t place) const {
+        int64_t width = padded((int64_t)heads_per_group * ROW_DIM);
+        return out + ((uint64_t)place * (heads / heads_per_group) + head / heads_per_group) * width +
+               head % heads_per_group * ROW_DIM;
+    }
 };
 
-/* Channels [k0, k0 + CHANNELS) of all heads, from one group, divided by the sum, rotated back, packed. */
+/* Channels [k0, k0 + CHANNELS) of the thread's two heads, whose rows of the output are given, divided by the sum,
+ * rotated back, packed. */
 template <int CHANNELS>
 static __device__ __forceinline__ void put_values(float (&o)[CHANNELS / 2], int k0, const float part[2],
-                                                  const row_output &to, uint32_t place, const row_thread &me) {
-    int64_t width = padded((int64_t)to.heads_per_group * ROW_DIM);
+                                                  const row_output &to, uint16_t *const rows[2], const row_thread &me) {
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         int h = me.head + 8 * r;
-        uint16_t *row = to.out + ((uint64_t)place * (to.heads / to.heads_per_group) + h / to.heads_per_group) * width +
-                        h % to.heads_per_group * ROW_DIM;
 #pragma unroll
         for (int n = 0; n < CHANNELS / 8; n++) {
             asm volatile("" : "+f"(o[4 * n + 2 * r]), "+f"(o[4 * n + 2 * r + 1])::"memory");
@@ -329,7 +333,7 @@ static __device__ __forceinline__ void put_values(float (&o)[CHANNELS / 2], int 
             uint32_t p = me.t < 2 ? pair_of(a, other) : pair_of(other, b);
             int pair = 2 * (me.t & 1) + (me.t >> 1),
                 at = to.woven ? k / 64 * 64 + k % 16 * 4 + 8 * pair + k % 64 / 16 * 2 : k + 2 * pair;
-            if (h < to.heads) *(uint32_t *)(row + at) = p;
+            if (h < to.heads) *(uint32_t *)(rows[r] + at) = p;
         }
     }
 }
@@ -363,10 +367,11 @@ static __device__ __forceinline__ void row_values(const uint8_t *tiles, uint8_t 
         wgmma_commit();
     }
     wgmma_wait<0>();
-    put_values<CHANNELS>(o, k0, part, to, place, me);
+    uint16_t *rows[2] = { to.row_of(me.head, place), to.row_of(me.head + 8, place) };
+    put_values<CHANNELS>(o, k0, part, to, rows, me);
 }
 
-/* What the three kernels are given: rows [first, first + gridDim.x) of the list; q [place, heads, dim] as wq_b left
+/* What the kernels are given: rows [first, first + gridDim.x) of the list; q [place, heads, dim] as wq_b left
  * it; to.out a row per place and group of heads. */
 struct row_work {
     uint32_t first;
@@ -493,7 +498,9 @@ static __global__ void __launch_bounds__(ROW_THREADS, 1) slice_kernel(dev d, row
         wgmma_commit();
     }
     wgmma_wait<0>();
-    put_values<SLICE>(o, k0, part, r.to, r.first + blockIdx.x, me);
+    uint32_t place = r.first + blockIdx.x;
+    uint16_t *rows[2] = { r.to.row_of(me.head, place), r.to.row_of(me.head + 8, place) };
+    put_values<SLICE>(o, k0, part, r.to, rows, me);
 }
 
 static_assert(SLICE == 64 && ROW_TILES * TILE_BYTES <= 2 * KEYS_BYTES, "a slice is a tile wide; its keys have room");
@@ -591,7 +598,7 @@ template <int CHANNELS> struct spread_slice {
         float2 exps[2][EIGHTS_MAX][32];         /* before they are rounded; by head */
     };
     uint2 pairs[EIGHTS_MAX][32];
-    float top[SPREAD_WARPS][SPREAD_HEADS], sum[2][SPREAD_HEADS], turn[64];
+    float top[SPREAD_WARPS][SPREAD_HEADS], sum[2][SPREAD_HEADS], part[SPREAD_HEADS], turn[64];
 };
 
 enum { SM_SHARED = 228 << 10, BLOCK_RESERVED = 1 << 10 };
@@ -699,6 +706,8 @@ static __global__ void __launch_bounds__(ROW_THREADS) spread_slice_kernel(dev d,
     load_refs<ROW_TILES * 64>(slice.refs, w, count, 0);
     if ((int)threadIdx.x < d.rope) slice.turn[threadIdx.x] = rotations(d, r)[threadIdx.x];
     r.to.table = slice.turn;
+    uint32_t place = r.first + blockIdx.x;
+    uint16_t *rows[2] = { r.to.row_of(me.head, place), r.to.row_of(me.head + 8, place) };
     float sink[2], top[2], o[CHANNELS / 8] = {};
     for (int i = 0; i < 2; i++) sink[i] = r.sink[me.head + 8 * i < d.heads ? me.head + 8 * i : 0];
     __syncthreads();
@@ -719,15 +728,17 @@ static __global__ void __launch_bounds__(ROW_THREADS) spread_slice_kernel(dev d,
         }
     } else {
         spread_sum(warp / 2 % 2, warp % 2, tile_count, me, slice);
+        group_barrier(1);
+        for (int i = 0; i < 2; i++) {
+            int h = me.lane / 4 + 8 * i;
+            float part = 1 / (slice.sum[0][h] + slice.sum[1][h] + expf(sink[i] - top[i]));
+            if (warp == 4 && me.t == 0) slice.part[h] = part;
+        }
     }
     __syncthreads();
     if (warp >= 4) return;
-    float part[2];
-    for (int i = 0; i < 2; i++) {
-        int h = me.lane / 4 + 8 * i;
-        part[i] = 1 / (slice.sum[0][h] + slice.sum[1][h] + expf(sink[i] - top[i]));
-    }
-    put_values<OWN>(o, k0 + warp * OWN, part, r.to, r.first + blockIdx.x, me);
+    float part[2] = { slice.part[me.lane / 4], slice.part[me.lane / 4 + 8] };
+    put_values<OWN>(o, k0 + warp * OWN, part, r.to, rows, me);
 }
 
 bool tensor_attention_rows_can(const dev &d, const cedar_layout &l, const attention_work &w) {
@@ -744,8 +755,11 @@ enum { ROW_SHARED = ROW_BYTES + sizeof(row_keys) };
 
 int tensor_attention_rows_heads(void) { return ROW_HEADS; }
 
+/* With one division into cache and shared memory for all, a slice can begin beside a tile. */
 template <class Kernel> static cudaError_t takes(Kernel kernel, size_t shared) {
-    return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared);
+    cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                         cudaSharedmemCarveoutMaxShared);
+    return e ? e : cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared);
 }
 
 template <bool SOME> static cudaError_t prepare(void) {
