@@ -927,11 +927,12 @@ template <class A> struct forward {
                 tap_scores(b, layer, plan, list, first, count, ratio);
             }
             scores(first, count, part, ratio, restricted);
+            chain next = { s, !b->tap, b->shared };
             if (layer == c->candidate_source) {
-                launch_pool<A>(d, first, count, ratio, s);
+                launch_pool<A>(d, first, count, ratio, next);
                 if (b->tap) tap_pool(b, layer, plan, list, first, count, ratio);
             }
-            launch_select<A>(d, first, count, ratio, restricted, s);
+            launch_select<A>(d, first, count, ratio, restricted, next);
         }
         tap_rows(b, CEDAR_TAP_TOPK, layer, plan, list, n, d.topk_ids, true, d.topk, (uint32_t)d.topk, TAP_BYTES, 4);
     }

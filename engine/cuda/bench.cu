@@ -599,8 +599,8 @@ static void run(cedar_gpu_bench *b, const op &o, uint32_t round) {
     case SCORES:
         tensor_scores(d, 0, o.n, b->q, b->q, b->l.part_count - 1, 1, o.pooled, b->s);
         break;
-    case SELECT: launch_select<bf16>(d, 0, o.n, 1, false, b->s); break;
-    case POOL: launch_pool<bf16>(d, 0, o.n, 1, b->s); break;
+    case SELECT: launch_select<bf16>(d, 0, o.n, 1, false, s); break;
+    case POOL: launch_pool<bf16>(d, 0, o.n, 1, s); break;
     case SITE: run_site(b, o, round, s); break;
     case NORM: tensor_norm(b->y, (int)o.cols, o.n, b->gain, c->norm_eps, woven, b->packed, s); break;
     case PACK: tensor_pack(b->y, false, o.cols, NULL, o.n, o.cols, true, woven, b->packed, s); break;

@@ -159,7 +159,7 @@ struct dev {
     int32_t *topk_ids;          /* [R, topk] */
     int32_t *pool, *pool_count; /* [R, candidate_blocks], [R] */
     void *scores;               /* [score rows, context] */
-    void *block_scores;         /* likewise: best scores of blocks of entries, or what slices of the list keep */
+    void *block_scores;         /* likewise: best scores of blocks of entries, and what slices of a list keep */
     void *features;             /* [R, targets, hidden] */
     int64_t *engram_ids;        /* [R, engram_rows] */
 };
@@ -274,12 +274,14 @@ static __device__ uint32_t scan_block(uint32_t v, uint32_t *all) {
     __syncthreads();
     if (lane == 31) part[warp] = sum;
     __syncthreads();
-    uint32_t before = 0;
-    *all = 0;
-    for (int w = 0; w < (int)blockDim.x / 32; w++) {
-        if (w < warp) before += part[w];
-        *all += part[w];
+    uint32_t upto = lane < (int)blockDim.x / 32 ? part[lane] : 0;
+    for (int o = 1; o < 32; o *= 2) {
+        uint32_t other = __shfl_up_sync(0xffffffffu, upto, o);
+        if (lane >= o) upto += other;
     }
+    *all = __shfl_sync(0xffffffffu, upto, 31);
+    uint32_t before = __shfl_sync(0xffffffffu, upto, (warp + 31) % 32);
+    if (warp == 0) before = 0;
     return before + sum - v;
 }
 

@@ -22,9 +22,9 @@ template <class A> void launch_index_query(const dev &d, uint32_t n, void *iq, v
 static __device__ int64_t entry_at(const dev &d, uint32_t row, int64_t n, int64_t visible, bool pooled) {
     int64_t j = n;
     if (pooled) {
-        int64_t b = n / d.candidate_block;
-        if (b >= d.pool_count[row]) return -1;
-        j = (int64_t)d.pool[(uint64_t)row * d.candidate_blocks + b] * d.candidate_block + n % d.candidate_block;
+        uint32_t block = (uint32_t)d.candidate_block, b = (uint32_t)n / block;         /* quicker than in 64 bits */
+        if (b >= (uint32_t)d.pool_count[row]) return -1;
+        j = (int64_t)d.pool[(uint64_t)row * d.candidate_blocks + b] * block + (uint32_t)n % block;
     }
     return j < visible ? j : -1;
 }
@@ -93,191 +93,308 @@ template <class R> struct key_type;
 template <> struct key_type<double> { typedef unsigned long long type; };
 template <> struct key_type<float> { typedef unsigned type; };
 
-/* Picks the best k of score(0) .. score(count - 1) by one block: radix select of the k-th key, then ascending
- * compaction, taking the lowest ids among equal keys. name(i) is what is written. Returns how many. */
-template <class R, class Score, class Name>
-static __device__ int select_block(Score score, int64_t count, int k, int32_t *out, Name name) {
+/* A block of PICKERS threads picks. Keys are read digit by digit, highest first; a digit is counted in COPIES, one to
+ * every COPIES-th lane, since scores share their exponents and lanes that count the same digit wait for each other. */
+enum { PICKERS = 1024, DIGIT_BITS = 11, DIGITS = 1 << DIGIT_BITS, COPIES = 4, TOGETHER = 8 };
+static_assert(DIGITS == 2 * PICKERS, "a thread has two digits");
+
+/* A block's working memory: counts of a digit, zero between passes; the digits so far of the k-th key, and how many of
+ * the keys that begin with them are picked, `whole` if all are; then the numbers picked. */
+struct pick_room {
+    union {
+        uint4 digits[DIGITS];
+        int32_t numbers[DIGITS * COPIES];
+    };
+    unsigned long long prefix;
+    unsigned left;
+    bool whole;
+};
+
+/* Keys of up to ALL scores in registers. A warp has a stretch of `words` words of 32 scores, a lane one of each
+ * word. */
+template <class R> struct tile_keys {
     typedef typename key_type<R>::type Key;
-    enum { TOP = 8 * sizeof(Key) - 8 };
-    __shared__ unsigned hist[256];
-    __shared__ Key prefix;
-    __shared__ unsigned long long remaining;
-    if (threadIdx.x == 0) {
-        prefix = 0;
-        remaining = k;
+    enum { EACH = 64 / sizeof(R), ALL = PICKERS * EACH };
+    Key key[EACH];
+    int words;
+
+    __device__ __forceinline__ void load(const R *score, int from, int count) {
+        int left = count - from < ALL ? count - from : ALL;
+        words = (left + PICKERS - 1) / PICKERS;
+        int lane = threadIdx.x % 32, before = 32 * words * (threadIdx.x / 32);
+        left = (left - before < 32 * words ? left - before : 32 * words) - lane;
+        score += from + before + lane;
+        R value[EACH];
+        each([&](int i) { value[i] = 32 * i < left ? score[32 * i] : (R)-INFINITY; });
+        each([&](int i) { key[i] = key_of(value[i]); });
+    }
+
+    /* The loads of TOGETHER words are under way at once; what is beyond the stretch has the key 0. */
+    template <class F> __device__ __forceinline__ void each(F f) const {
+#pragma unroll
+        for (int base = 0; base < EACH; base += TOGETHER)
+            if (base < words)
+#pragma unroll
+                for (int i = base; i < base + TOGETHER; i++) f(i);
+    }
+};
+
+/* f(where the tile begins) with the keys of each tile. Those of a single one are loaded before. */
+template <class R, class F>
+static __device__ __forceinline__ void each_tile(tile_keys<R> &keys, const R *score, int count, F f) {
+    for (int from = 0; from < count; from += tile_keys<R>::ALL) {
+        if (count > tile_keys<R>::ALL) keys.load(score, from, count);
+        f(from);
+    }
+}
+
+/* Picked are all keys above `key`, and the first `equal` of those that are equal to it. */
+template <class R> struct border {
+    typename key_type<R>::type key;
+    unsigned equal;
+};
+
+static __device__ __forceinline__ unsigned take_count(uint4 *of) {
+    uint4 v = *of;
+    *of = make_uint4(0, 0, 0, 0);
+    return v.x + v.y + v.z + v.w;
+}
+
+/* Adds to the prefix the digit in which the k-th key is, from the counts; false: there are fewer than `left` keys. */
+template <class R> static __device__ bool next_digit(pick_room &room, int shift) {
+    typedef typename key_type<R>::type Key;
+    int top = DIGITS - 1 - 2 * (int)threadIdx.x;
+    unsigned left = room.left, high = take_count(&room.digits[top]), low = take_count(&room.digits[top - 1]), all,
+             above = scan_block(high + low, &all);
+    if (above < left && left <= above + high + low) {
+        bool in_high = left <= above + high;
+        if (!in_high) above += high;
+        room.prefix |= (unsigned long long)(Key)(in_high ? top : top - 1) << shift;
+        room.left = left - above;
+        room.whole = left - above == (in_high ? high : low);
     }
     __syncthreads();
-    for (int shift = TOP; shift >= 0; shift -= 8) {
-        for (int b = threadIdx.x; b < 256; b += blockDim.x) hist[b] = 0;
-        __syncthreads();
-        for (int64_t i = threadIdx.x; i < count; i += blockDim.x) {
-            Key u = key_of(score(i));
-            /* counts: order cannot matter */
-            if (u && (shift == TOP || u >> (shift + 8) == prefix >> (shift + 8)))
-                atomicAdd(&hist[u >> shift & 255], 1u);
-        }
-        __syncthreads();
-        /* the bin of the k-th key: lane l of a warp has bins 255 - 8 l down to 248 - 8 l */
-        if (threadIdx.x < 32) {
-            int lane = threadIdx.x, top = 255 - 8 * lane;
-            unsigned long long left = remaining;
-            unsigned mine = 0, upto;
-            for (int i = 0; i < 8; i++) mine += hist[top - i];
-            upto = mine;
-            for (int o = 1; o < 32; o *= 2) {
-                unsigned other = __shfl_up_sync(0xffffffffu, upto, o);
-                if (lane >= o) upto += other;
-            }
-            unsigned reached = __ballot_sync(0xffffffffu, upto >= left);
-            int at = reached ? __ffs(reached) - 1 : 31;     /* fewer keys than k: the lowest bin */
-            if (lane == at) {
-                unsigned long long above = upto - mine;
-                int b = top;
-                for (; b > top - 7 && above + hist[b] < left; b--) above += hist[b];
-                remaining = left - above;
-                prefix |= (Key)b << shift;
-            }
-        }
-        __syncthreads();
+    return all >= left;
+}
+
+/* By radix select, which ends as soon as all keys of the digit are picked. */
+template <class R>
+static __device__ __forceinline__ border<R> find_border(pick_room &room, tile_keys<R> &keys, const R *score, int count,
+                                                        int k) {
+    typedef typename key_type<R>::type Key;
+    if (count <= k) return border<R>{ 0, 0 };
+    for (int i = threadIdx.x; i < DIGITS; i += PICKERS) room.digits[i] = make_uint4(0, 0, 0, 0);
+    if (threadIdx.x == 0) {
+        room.prefix = 0;
+        room.left = (unsigned)k;
+        room.whole = false;
     }
-    /* now prefix is the k-th largest key (or the smallest there is), and `remaining` of its equals are taken */
-    /* each thread writes those of a stretch, after all of the threads before it */
-    int64_t stretch = (count + blockDim.x - 1) / blockDim.x, i0 = threadIdx.x * stretch,
-            i1 = i0 + stretch < count ? i0 + stretch : count;
-    unsigned mine_above = 0, mine_equal = 0, all_above, all_equal, most = (unsigned)remaining;
-    for (int64_t i = i0; i < i1; i++) {
-        Key u = key_of(score(i));
-        mine_above += u > prefix;
-        mine_equal += u && u == prefix;
+    __syncthreads();
+    for (int top = 8 * sizeof(Key), shift; top > 0; top = shift) {
+        shift = top > DIGIT_BITS ? top - DIGIT_BITS : 0;
+        Key prefix = (Key)room.prefix, digits = (Key)1 << (top - shift);
+        each_tile(keys, score, count, [&](int) {
+            keys.each([&](int i) {
+                Key digit = (keys.key[i] - prefix) >> shift;        /* past the last one if the prefix is another */
+                if (keys.key[i] && digit < digits)
+                    atomicAdd((unsigned *)&room.digits[digit] + threadIdx.x % COPIES, 1u);
+            });
+        });
+        __syncthreads();
+        if (!next_digit<R>(room, shift)) return border<R>{ 0, 0 };
+        if (room.whole) return border<R>{ (Key)room.prefix ? (Key)room.prefix - 1 : 0, 0 };
     }
-    unsigned above = scan_block(mine_above, &all_above), equal = scan_block(mine_equal, &all_equal);
-    for (int64_t i = i0; i < i1; i++) {
-        Key u = key_of(score(i));
-        bool taken = u > prefix || (u && u == prefix && equal < most);
-        if (taken) out[above + (equal < most ? equal : most)] = name(i);
-        above += u > prefix;
-        equal += u && u == prefix;
+    return border<R>{ (Key)room.prefix, room.left };
+}
+
+/* Numbers of a tile's picks, ascending, behind those of the tiles before. A warp's votes are words of a bit map in
+ * ascending order, of which a lane keeps one. */
+template <class R>
+static __device__ __forceinline__ void list_tile(const tile_keys<R> &keys, int from, const border<R> &b,
+                                                 unsigned &above_before, unsigned &equal_before, int32_t *numbers) {
+    int lane = threadIdx.x % 32;
+    unsigned above = 0, equal = 0, all_above, all_equal = 0;
+    keys.each([&](int i) {
+        unsigned votes = __ballot_sync(~0u, keys.key[i] > b.key);
+        if (lane == i) above = votes;
+    });
+    if (b.equal)
+        keys.each([&](int i) {
+            unsigned votes = __ballot_sync(~0u, keys.key[i] == b.key && keys.key[i]);
+            if (lane == i) equal = votes;
+        });
+    unsigned a = above_before + scan_block(__popc(above), &all_above), e = equal_before;
+    if (b.equal) e += scan_block(__popc(equal), &all_equal);
+    int word = from + 32 * (keys.words * (int)(threadIdx.x / 32) + lane);
+    for (unsigned rest = above | equal; rest; rest &= rest - 1) {
+        unsigned bit = rest & -rest;
+        bool larger = above & bit;
+        if (larger || e < b.equal) numbers[a + (e < b.equal ? e : b.equal)] = word + __ffs(rest) - 1;
+        a += larger;
+        e += !larger;
     }
-    int n = (int)(all_above + (all_equal < most ? all_equal : most));
-    for (int i = n + threadIdx.x; i < k; i += blockDim.x) out[i] = -1;
+    above_before += all_above;
+    equal_before += all_equal;
+}
+
+/* Picks the best k of score[0 .. count) by one block, the lowest numbers among equal scores, and calls put(place,
+ * number) for them in ascending order, then put(place, -1) up to k. Numbers that fit no room wait in spare() [k]
+ * for it. Returns how many. */
+template <class R, class Spare, class Put>
+static __device__ __forceinline__ int pick_block(const R *score, int count, int k, Spare spare, Put put) {
+    __shared__ pick_room room;
+    tile_keys<R> keys;
+    if (count <= tile_keys<R>::ALL) keys.load(score, 0, count);
+    border<R> b = find_border(room, keys, score, count, k);
+    int32_t *numbers = k <= DIGITS * COPIES ? room.numbers : spare();
+    unsigned above = 0, equal = 0;
+    each_tile(keys, score, count, [&](int from) { list_tile(keys, from, b, above, equal, numbers); });
+    __syncthreads();
+    int n = (int)(above + (equal < b.equal ? equal : b.equal));
+    for (int i = threadIdx.x; i < k; i += PICKERS) put(i, i < n ? numbers[i] : -1);
     __syncthreads();
     return n;
 }
-
-struct entry_name {
-    dev d;
-    uint32_t row;
-    int64_t visible;
-    bool pooled;
-    __device__ int32_t operator()(int64_t n) const { return (int32_t)entry_at(d, row, n, visible, pooled); }
-};
-
-/* Numbers from `from` on. */
-struct number_name {
-    int64_t from;
-    __device__ int32_t operator()(int64_t n) const { return (int32_t)(from + n); }
-};
-
-template <class R> struct scores_in_order {
-    const R *score;
-    __device__ R operator()(int64_t i) const { return score[i]; }
-};
-
-/* Of listed numbers; -1 is none. */
-template <class R> struct scores_of_list {
-    const R *score;
-    const int32_t *list;
-    __device__ R operator()(int64_t i) const { return list[i] < 0 ? (R)-INFINITY : score[list[i]]; }
-};
-
-struct listed_name {
-    entry_name entry;
-    const int32_t *list;
-    __device__ int32_t operator()(int64_t i) const { return entry(list[i]); }
-};
 
 static __device__ int64_t list_count(const dev &d, uint32_t row, int64_t visible, bool pooled) {
     int64_t count = pooled ? (int64_t)d.pool_count[row] * d.candidate_block : visible;
     return count < d.context ? count : d.context;
 }
 
-template <class A> static __global__ void select_kernel(dev d, uint32_t first, int ratio, bool pooled) {
-    typedef typename A::real real;
-    uint32_t row = d.active[first + blockIdx.x];
-    int64_t visible = (d.row_pos[row] + 1) / ratio;
-    select_block<real>(scores_in_order<real>{ (const real *)d.scores + (uint64_t)blockIdx.x * d.context },
-                       list_count(d, row, visible, pooled), d.topk, d.topk_ids + (uint64_t)row * d.topk,
-                       entry_name{ d, row, visible, pooled });
-}
+/* What is picked: for rows from `first` of the list on, entries, or blocks of entries for the rows' pools. */
+struct pick_task {
+    uint32_t first;
+    int ratio;
+    bool pooled, blocks;
+    bool cut;                           /* into slices, if a row has more scores than a block holds */
+};
 
-/* A long list of few rows: the best of each slice by a block of its own, then the best of those. Slices and what they
- * keep stand in ascending order, so equal keys are taken as by one block. What slices keep lies in block_scores. */
-enum { SLICE = 8192, SPLIT_ROWS = 16 };
+/* A row's picks. Its scores are cut into slices of `length`, which keep k each: scores and numbers in block_scores.
+ * They stand in ascending order, so equal scores are picked as from the whole. */
+template <class R> struct row_picks {
+    const R *score;
+    R *kept;
+    int32_t *number, *out;
+    int64_t visible;
+    uint32_t row;
+    int count, k, length, slices;
 
-template <class A> static __global__ void select_slice(dev d, uint32_t first, int ratio, bool pooled) {
-    typedef typename A::real real;
-    uint32_t row = d.active[first + blockIdx.y];
-    int64_t from = (int64_t)blockIdx.x * SLICE, visible = (d.row_pos[row] + 1) / ratio,
-            left = list_count(d, row, visible, pooled) - from;
-    if (left <= 0) return;
-    int32_t *list = (int32_t *)d.block_scores + (uint64_t)blockIdx.y * d.context + (uint64_t)blockIdx.x * d.topk;
-    select_block<real>(scores_in_order<real>{ (const real *)d.scores + (uint64_t)blockIdx.y * d.context + from },
-                       left < SLICE ? left : SLICE, d.topk, list, number_name{ from });
-}
-
-template <class A> static __global__ void select_merge(dev d, uint32_t first, int ratio, bool pooled) {
-    typedef typename A::real real;
-    uint32_t row = d.active[first + blockIdx.x];
-    int64_t visible = (d.row_pos[row] + 1) / ratio,
-            slices = (list_count(d, row, visible, pooled) + SLICE - 1) / SLICE;
-    const int32_t *list = (const int32_t *)d.block_scores + (uint64_t)blockIdx.x * d.context;
-    int32_t *out = d.topk_ids + (uint64_t)row * d.topk;
-    listed_name name = { { d, row, visible, pooled }, list };
-    if (slices > 1) {
-        select_block<real>(scores_of_list<real>{ (const real *)d.scores + (uint64_t)blockIdx.x * d.context, list },
-                           slices * d.topk, d.topk, out, name);
-        return;
+    /* Reads nothing that the kernel before may write. */
+    __device__ void find(const dev &d, const pick_task &t, uint32_t place) {
+        row = d.active[t.first + place];
+        visible = (d.row_pos[row] + 1) / t.ratio;
+        R *best = (R *)d.block_scores + (uint64_t)place * d.context;
+        score = t.blocks ? best : (const R *)d.scores + (uint64_t)place * d.context;
+        count = (int)(t.blocks ? (visible + d.candidate_block - 1) / d.candidate_block
+                               : list_count(d, row, visible, t.pooled));
+        k = t.blocks ? d.candidate_blocks : d.topk;
+        out = (t.blocks ? d.pool : d.topk_ids) + (uint64_t)row * k;
+        kept = t.blocks ? best + count : best;
+        cut(t, t.blocks ? d.context - count : d.context);
+        number = (int32_t *)(kept + (int64_t)slices * k);
     }
-    for (int i = threadIdx.x; i < d.topk; i += blockDim.x) out[i] = slices && list[i] >= 0 ? name(i) : -1;
-}
 
-template <class A>
-void launch_select(const dev &d, uint32_t first, uint32_t n, int ratio, bool pooled, cudaStream_t s) {
-    int64_t longest = list_max(d, pooled);
-    if (n > SPLIT_ROWS || longest <= 2 * SLICE || 2 * d.topk > SLICE) {
-        select_kernel<A><<<n, 1024, 0, s>>>(d, first, ratio, pooled);
-        return;
+    /* The shortest slices of which what they keep is read quickly; none if there is no room for it. */
+    __device__ void cut(const pick_task &t, int room) {
+        enum { WHOLE = tile_keys<R>::ALL };
+        length = count;
+        slices = 1;
+        if (count <= WHOLE || !t.cut) return;
+        int each = WHOLE / 2;
+        while (each < 2 * WHOLE && (int64_t)((count + each - 1) / each) * k > WHOLE) each *= 2;
+        int many = (count + each - 1) / each;
+        if (2ll * many * k > room || 2 * k > each) return;
+        length = each;
+        slices = many;
     }
-    select_slice<A><<<dim3((unsigned)((longest + SLICE - 1) / SLICE), n), 1024, 0, s>>>(d, first, ratio, pooled);
-    select_merge<A><<<n, 1024, 0, s>>>(d, first, ratio, pooled);
-}
 
-template <class A> static __global__ void pool_kernel(dev d, uint32_t first, int ratio) {
-    typedef typename A::real real;
-    uint32_t row = d.active[first + blockIdx.x];
-    int64_t visible = (d.row_pos[row] + 1) / ratio, blocks = (visible + d.candidate_block - 1) / d.candidate_block;
-    const real *score = (const real *)d.scores + (uint64_t)blockIdx.x * d.context;
-    real *best = (real *)d.block_scores + (uint64_t)blockIdx.x * d.context;
-    for (int64_t b = threadIdx.x; b < blocks; b += blockDim.x) {
-        real top = -INFINITY;
-        for (int64_t j = b * d.candidate_block; j < (b + 1) * d.candidate_block && j < visible; j++)
-            if (score[j] > top) top = score[j];
-        best[b] = b == blocks - 1 ? (real)INFINITY : top;       /* the newest visible entry's block is always kept */
+    __device__ void put(const dev &d, const pick_task &t, int place, int n) const {
+        out[place] = n < 0 || t.blocks ? n : (int32_t)entry_at(d, row, n, visible, t.pooled);
     }
+    __device__ int32_t *spare(int slice) const { return slices == 1 ? out : number + (int64_t)slice * k; }
+    __device__ void keep(int slice, int place, int n) const {
+        int64_t at = (int64_t)slice * k + place;
+        int from = slice * length;
+        kept[at] = n < 0 ? (R)-INFINITY : score[from + n];
+        number[at] = n < 0 ? -1 : from + n;
+    }
+    __device__ void finish(const dev &d, const pick_task &t, int n) const {
+        if (t.blocks && threadIdx.x == 0) d.pool_count[row] = n;
+    }
+};
+
+template <class R> static __global__ void __launch_bounds__(PICKERS) pick_slices(dev d, pick_task t) {
+    __shared__ row_picks<R> p;          /* registers are for keys */
+    if (threadIdx.x == 0) p.find(d, t, blockIdx.y);
+    await_launch();
+    if (t.cut) allow_launch();
     __syncthreads();
-    int n = select_block<real>(scores_in_order<real>{ best }, blocks, d.candidate_blocks,
-                               d.pool + (uint64_t)row * d.candidate_blocks, number_name{ 0 });
-    if (threadIdx.x == 0) d.pool_count[row] = n;
+    for (int slice = blockIdx.x; slice < p.slices; slice += gridDim.x) {
+        int from = slice * p.length, left = p.count - from;
+        auto put = [&](int place, int i) {
+            if (p.slices == 1) p.put(d, t, place, i);
+            else p.keep(slice, place, i);
+        };
+        int n = pick_block(
+            p.score + from, left < p.length ? left : p.length, p.k, [&] { return p.spare(slice); }, put);
+        if (p.slices == 1) p.finish(d, t, n);
+    }
 }
 
-template <class A> void launch_pool(const dev &d, uint32_t first, uint32_t n, int ratio, cudaStream_t s) {
-    pool_kernel<A><<<n, 1024, 0, s>>>(d, first, ratio);
+template <class R> static __global__ void __launch_bounds__(PICKERS) pick_of_slices(dev d, pick_task t) {
+    __shared__ row_picks<R> p;
+    if (threadIdx.x == 0) p.find(d, t, blockIdx.x);
+    await_launch();
+    __syncthreads();
+    if (p.slices == 1) return;
+    int n = pick_block(p.kept, p.slices * p.k, p.k, [&] { return p.out; },
+                       [&](int place, int i) { p.put(d, t, place, i < 0 ? -1 : p.number[i]); });
+    p.finish(d, t, n);
+}
+
+/* Rows of up to `longest` scores. */
+template <class R> static void launch_picks(const dev &d, pick_task t, uint32_t n, int64_t longest, chain s) {
+    enum { BLOCKS = 512, SHORTEST = tile_keys<R>::ALL / 2 };
+    int64_t slices = (longest + SHORTEST - 1) / SHORTEST, blocks = n < BLOCKS ? BLOCKS / n : 1;
+    if (blocks > slices) blocks = slices;
+    t.cut = slices > 2;
+    launch_chained(pick_slices<R>, dim3(t.cut ? (unsigned)blocks : 1, n), PICKERS, 0, s, d, t);
+    if (t.cut) launch_chained(pick_of_slices<R>, n, PICKERS, 0, chain{ s.stream, true }, d, t);
+}
+
+template <class A> void launch_select(const dev &d, uint32_t first, uint32_t n, int ratio, bool pooled, chain s) {
+    launch_picks<typename A::real>(d, pick_task{ first, ratio, pooled, false, false }, n, list_max(d, pooled), s);
+}
+
+/* The best score of each block of entries; the newest visible entry's block is always kept. */
+template <class R> static __global__ void __launch_bounds__(128) best_kernel(dev d, uint32_t first, int ratio) {
+    await_launch();
+    allow_launch();
+    uint32_t row = d.active[first + blockIdx.y];
+    int64_t visible = (d.row_pos[row] + 1) / ratio, blocks = (visible + d.candidate_block - 1) / d.candidate_block,
+            b = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (b >= blocks) return;
+    const R *score = (const R *)d.scores + (uint64_t)blockIdx.y * d.context + b * d.candidate_block;
+    int count = b < blocks - 1 ? d.candidate_block : 0;
+    R top = -INFINITY;
+#pragma unroll 8
+    for (int j = 0; j < count; j++)
+        if (score[j] > top) top = score[j];
+    ((R *)d.block_scores)[(uint64_t)blockIdx.y * d.context + b] = count ? top : (R)INFINITY;
+}
+
+template <class A> void launch_pool(const dev &d, uint32_t first, uint32_t n, int ratio, chain s) {
+    int64_t longest = (d.context + d.candidate_block - 1) / d.candidate_block;
+    dim3 grid((unsigned)((longest + 127) / 128), n);
+    launch_chained(best_kernel<typename A::real>, grid, 128, 0, s, d, first, ratio);
+    launch_picks<typename A::real>(d, pick_task{ first, ratio, false, true, false }, n, longest,
+                                   chain{ s.stream, true });
 }
 
 #define INSTANTIATE(A)                                                                                                 \
     template void launch_index_query<A>(const dev &, uint32_t, void *, void *, cudaStream_t);                          \
     template void launch_scores<A>(const dev &, uint32_t, uint32_t, const void *, const void *, int, int, bool,        \
                                    cudaStream_t);                                                                      \
-    template void launch_select<A>(const dev &, uint32_t, uint32_t, int, bool, cudaStream_t);                          \
-    template void launch_pool<A>(const dev &, uint32_t, uint32_t, int, cudaStream_t);
+    template void launch_select<A>(const dev &, uint32_t, uint32_t, int, bool, chain);                                 \
+    template void launch_pool<A>(const dev &, uint32_t, uint32_t, int, chain);
 CEDAR_ARITHMETICS(INSTANTIATE)

@@ -79,8 +79,9 @@ template <class A> void launch_index_query(const dev &d, uint32_t n, void *iq, v
 template <class A>
 void launch_scores(const dev &d, uint32_t first, uint32_t n, const void *iq, const void *g, int part, int ratio,
                    bool pooled, cudaStream_t s);
-template <class A> void launch_select(const dev &d, uint32_t first, uint32_t n, int ratio, bool pooled, cudaStream_t s);
-template <class A> void launch_pool(const dev &d, uint32_t first, uint32_t n, int ratio, cudaStream_t s);
+/* The one kernel before in s may still write scores, but not rows or pools: those are read before it has ended. */
+template <class A> void launch_select(const dev &d, uint32_t first, uint32_t n, int ratio, bool pooled, chain s);
+template <class A> void launch_pool(const dev &d, uint32_t first, uint32_t n, int ratio, chain s);
 
 /* moe.cu */
 struct dev_moe {

@@ -301,29 +301,55 @@ void gpu_scores(gpu_world *w, const float *iq, const float *g, int part, int rat
 
 void gpu_select(gpu_world *w, const float *scores, int ratio, int32_t *ids) {
     need(cudaMemcpy(w->d.scores, scores, (size_t)w->count * w->d.context * 4, cudaMemcpyHostToDevice), "scores");
-    launch_select<bf16>(w->d, 0, w->count, ratio, false, 0);
+    launch_select<bf16>(w->d, 0, w->count, ratio, false, chain{ 0, false });
     wait_for("launch_select");
     gpu_get(ids, w->d.topk_ids, (size_t)w->count * w->d.topk * 4);
 }
 
-void gpu_select_long(const float *scores, uint32_t count, uint32_t context, const uint32_t *pos, int k, int32_t *ids) {
+/* Rows 0 .. count - 1 of `context` scores each. */
+static dev long_rows(const float *scores, uint32_t count, uint32_t context, const uint32_t *pos) {
     dev d = {};
     size_t bytes = (size_t)count * context * 4;
     uint32_t *active = (uint32_t *)calloc(count, sizeof *active);
     for (uint32_t r = 0; r < count; r++) active[r] = r;
     d.context = (int32_t)context;
-    d.topk = k;
     d.active = (uint32_t *)gpu_put(active, count * sizeof *active);
     d.row_pos = (uint32_t *)gpu_put(pos, count * sizeof *pos);
     d.scores = gpu_put(scores, bytes);
     d.block_scores = gpu_put(NULL, bytes);
-    d.topk_ids = (int32_t *)gpu_put(NULL, (size_t)count * (size_t)k * 4);
-    launch_select<bf16>(d, 0, count, 1, false, 0);
-    wait_for("launch_select");
-    gpu_get(ids, d.topk_ids, (size_t)count * (size_t)k * 4);
-    void *all[] = { d.active, d.row_pos, d.scores, d.block_scores, d.topk_ids };
-    for (size_t i = 0; i < sizeof all / sizeof *all; i++) gpu_drop(all[i]);
     free(active);
+    return d;
+}
+
+static void drop_long_rows(dev &d) {
+    void *all[] = { d.active, d.row_pos, d.scores, d.block_scores, d.topk_ids, d.pool, d.pool_count };
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) gpu_drop(all[i]);
+}
+
+void gpu_select_long(const float *scores, uint32_t count, uint32_t context, const uint32_t *pos, int k, int32_t *ids) {
+    dev d = long_rows(scores, count, context, pos);
+    size_t bytes = (size_t)count * (size_t)k * 4;
+    d.topk = k;
+    d.topk_ids = (int32_t *)gpu_put(NULL, bytes);
+    launch_select<bf16>(d, 0, count, 1, false, chain{ 0, false });
+    wait_for("launch_select");
+    gpu_get(ids, d.topk_ids, bytes);
+    drop_long_rows(d);
+}
+
+void gpu_pool_long(const float *scores, uint32_t count, uint32_t context, const uint32_t *pos, int block, int k,
+                   int32_t *ids, int32_t *picked) {
+    dev d = long_rows(scores, count, context, pos);
+    size_t bytes = (size_t)count * (size_t)k * 4;
+    d.candidate_block = block;
+    d.candidate_blocks = k;
+    d.pool = (int32_t *)gpu_put(NULL, bytes);
+    d.pool_count = (int32_t *)gpu_put(NULL, count * 4);
+    launch_pool<bf16>(d, 0, count, 1, chain{ 0, false });
+    wait_for("launch_pool");
+    gpu_get(ids, d.pool, bytes);
+    gpu_get(picked, d.pool_count, count * 4);
+    drop_long_rows(d);
 }
 
 static __global__ void narrow(const float *x, uint64_t count, __nv_bfloat16 *out) {

@@ -78,6 +78,9 @@ void gpu_scores(gpu_world *w, const float *iq, const float *g, int part, int rat
 void gpu_select(gpu_world *w, const float *scores, int ratio, int32_t *ids);
 /* Best k of row r's first pos[r] + 1 scores, of `context` each. */
 void gpu_select_long(const float *scores, uint32_t count, uint32_t context, const uint32_t *pos, int k, int32_t *ids);
+/* Of blocks of `block` of them, the best k by their best scores; picked [count] of each row. */
+void gpu_pool_long(const float *scores, uint32_t count, uint32_t context, const uint32_t *pos, int block, int k,
+                   int32_t *ids, int32_t *picked);
 /* q [count, heads, head_dim] as wq_b leaves it, host ids [count, topk] (NULL: none) -> host packed [count, heads *
  * head_dim], rotated back. many: by the kernels for many rows, woven. */
 bool gpu_attention_can(const gpu_world *w);

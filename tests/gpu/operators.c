@@ -878,10 +878,10 @@ static void check_select(uint32_t count, uint32_t pos, uint32_t kinds) {
     drop_world(&w);
 }
 
-/* Contexts that are cut into slices: a row in one slice, at its end, in all. */
+/* Contexts that are cut into slices: a row that one block holds, at its end, in all slices. */
 static void check_select_long(uint32_t context, uint32_t kinds) {
-    enum { K = 512, COUNT = 6 };
-    const uint32_t pos[COUNT] = { 10, 8191, 8192, 16500, context - 1, context / 2 };
+    enum { K = 512, COUNT = 8 };
+    const uint32_t pos[COUNT] = { 10, 8191, 8192, 16383, 16384, 16500, context - 1, context / 2 };
     float *scores = random_scores((size_t)COUNT * context, kinds);
     int32_t *ids = malloc((size_t)COUNT * K * sizeof *ids);
     gpu_select_long(scores, COUNT, context, pos, K, ids);
@@ -895,10 +895,42 @@ static void check_select_long(uint32_t context, uint32_t kinds) {
 }
 
 START_TEST(long_picks) {
-    static const uint32_t contexts[] = { 16501, 40000, 131072 };
+    static const uint32_t contexts[] = { 16501, 40000, 131072, 300000 };       /* the last in slices of 16,384 */
     gpu_start();
     for (size_t i = 0; i < sizeof contexts / sizeof *contexts; i++)
         for (uint32_t kinds = 0; kinds < 5; kinds++) check_select_long(contexts[i], kinds);
+}
+END_TEST
+
+/* Pools of which one block holds all candidates, and those of which it does not. */
+static void check_pool_long(uint32_t context, int block, uint32_t kinds) {
+    enum { K = 2048, COUNT = 4 };
+    const uint32_t pos[COUNT] = { 10, 16384, context - 1, context / 2 };
+    float *scores = random_scores((size_t)COUNT * context, kinds), *best = malloc(context * sizeof *best);
+    int32_t *ids = malloc((size_t)COUNT * K * sizeof *ids), picked[COUNT];
+    gpu_pool_long(scores, COUNT, context, pos, block, K, ids, picked);
+    for (uint32_t r = 0; r < COUNT; r++) {
+        uint32_t each = (uint32_t)block, blocks = pos[r] / each + 1;
+        for (uint32_t b = 0; b < blocks; b++) best[b] = -INFINITY;
+        for (uint32_t j = 0; j <= pos[r]; j++) best[j / each] = fmaxf(best[j / each], scores[(size_t)r * context + j]);
+        best[blocks - 1] = INFINITY;
+        char what[80];
+        snprintf(what, sizeof what, "%u of %u entries, blocks of %d, %u kinds", pos[r] + 1, context, block, kinds);
+        check_picks(best, blocks, K, ids + r * K, what);
+        ck_assert_int_eq(picked[r], blocks < K ? (int)blocks : K);
+    }
+    free(scores);
+    free(best);
+    free(ids);
+}
+
+START_TEST(long_pools) {
+    gpu_start();
+    for (uint32_t kinds = 0; kinds < 5; kinds++) {
+        check_pool_long(20000, 8, kinds);
+        check_pool_long(131072, 8, kinds);
+        check_pool_long(131072, 3, kinds);
+    }
 }
 END_TEST
 
@@ -1063,6 +1095,7 @@ Suite *gpu_operators_suite(void) {
     tcase_add_test(t, index_scores);
     tcase_add_test(t, picks);
     tcase_add_test(t, long_picks);
+    tcase_add_test(t, long_pools);
     tcase_add_test(t, attention);
     suite_add_tcase(s, t);
     return s;
