@@ -830,8 +830,8 @@ template <class A> struct forward {
     }
     /* Streams expanded with y, or with the sum of m's experts if that is NULL, and the input that `to` tells of. The
      * side stream with their coefficients must have been joined before the kernel before this one was launched. */
-    void expand_collapse(const real *y, const dev_moe &m, const collapse_into &to) {
-        tensor_expand_collapse(d, n, (const float *)y, m, to, chained());
+    void expand_collapse(const real *y, const dev_moe &m, const collapse_into &to, chain last) {
+        tensor_expand_collapse(d, n, (const float *)y, m, to, last);
         collapsed = true;
     }
     /* Sources also read a block's input as it is without FP8. */
@@ -992,7 +992,8 @@ template <class A> struct forward {
         if (b->rank) sum_reals(b->w.att, false);
         if constexpr (tensor)
             if (tensor_expand_collapse_can(d, n)) {
-                expand_collapse((const real *)b->w.att, b->w.moe, into(d.pre_attn, k->ffn_norm, false, true));
+                expand_collapse((const real *)b->w.att, b->w.moe, into(d.pre_attn, k->ffn_norm, false, true),
+                                chained());
                 return;
             }
         launch_expand<A>(d, n, b->w.att, s);
@@ -1042,14 +1043,15 @@ template <class A> struct forward {
         tensor_expand(d, n, b->w.sum, b->n ? chain{ s, false } : chained());
     }
 
-    /* Rows [first, first + count) of the list: m.out of this rank's part of the experts; next: as in ffn. */
-    void end_experts(uint32_t first, uint32_t count, const dev_moe &m, int32_t next) {
+    /* Rows [first, first + count) of the list: m.out of this rank's part of the experts; next: as in ffn; last: what
+     * follows the kernel that left it. */
+    void end_experts(uint32_t first, uint32_t count, const dev_moe &m, int32_t next, chain last) {
         bool none = m.moe_dim == 0;
         chain alone = { s, false };             /* after a join */
         if (next >= 0 && count == n && fuses()) {
             collapse_into to = into(d.pre, b->model->blocks[next].attn_norm, true, reads_plain(next));
             if (none) tensor_site(d, b->link.p, NULL, n, to, alone);
-            else tensor_site_experts(d, b->link.p, m, n, to, chained());
+            else tensor_site_experts(d, b->link.p, m, n, to, last);
             collapsed = true;
             return;
         }
@@ -1062,7 +1064,7 @@ template <class A> struct forward {
             sum_rows((const uint16_t *)b->w.att, first, count, alone);
         } else {
             peers_sum_experts(b->link.p, m, count, c->hidden, b->w.sum + (uint64_t)first * c->hidden, SUM_AS_MEASURED,
-                              chained());
+                              last);
         }
         tensor_expand(rows, count, b->w.sum + (uint64_t)first * c->hidden, b->n ? alone : chained());
     }
@@ -1098,7 +1100,7 @@ template <class A> struct forward {
                 launch_route<A>(count, m, chained());
                 join(SIDE_SHARED);
                 if (first == 0) join(SIDE_HC);
-                end_experts(first, count, m, next);
+                end_experts(first, count, m, next, chain{ s, false });
                 return;
             }
             if (tensor_route_can(m, n)) {
@@ -1107,19 +1109,32 @@ template <class A> struct forward {
                 launch_route<A>(count, m, chained());
                 tensor_sort(m.ids, count, m.per_token, m.experts, woven, t, s);
             }
-            if (t.sorted) tensor_gather(x, dm, count, slots, t, b->w.ps, s);
-            tensor_experts(m.w1, 2, 2 * m.experts, ld, dm, t.sorted ? b->w.ps : x, woven, slots, t,
-                           result{ a, ld, AS_BF16 }, g, chained());
-            join(SIDE_SHARED);                  /* both long done: the sum at the end then waits for one kernel only */
-            if (first == 0) join(SIDE_HC);
-            tensor_act(m, 0, m.per_token, count, woven, b->w.pa, chain{ s, false });
-            if (t.sorted) tensor_gather(b->w.pa, ld, count * (uint32_t)slots, 1, t, b->w.ps, s);
-            tensor_experts(m.w2, 1, 0, dm, ld, t.sorted ? b->w.ps : b->w.pa, woven, 1, t, result{ out, dm, AS_BF16 },
-                           out, chained());
-            if (b->rank) end_experts(first, count, m, next);
+            bool gated = tensor_gated_can(m, dm, woven, t);
+            auto join_sides = [&] {
+                join(SIDE_SHARED);
+                if (first == 0) join(SIDE_HC);
+            };
+            /* The shared expert beside the others: for one row that saves time, for more they only slow each other. */
+            bool beside = gated && count == 1;
+            if (gated) {
+                if (!beside) join_sides();
+                tensor_gated(m, dm, x, t, b->w.pa, beside ? chained() : chain{ s, false });
+            } else {
+                if (t.sorted) tensor_gather(x, dm, count, slots, t, b->w.ps, s);
+                tensor_experts(m.w1, 2, 2 * m.experts, ld, dm, t.sorted ? b->w.ps : x, woven, slots, t, false,
+                               result{ a, ld, AS_BF16 }, g, chained());
+                join_sides();                   /* both long done: the sum at the end then waits for one kernel only */
+                tensor_act(m, 0, m.per_token, count, woven, b->w.pa, chain{ s, false });
+                if (t.sorted) tensor_gather(b->w.pa, ld, count * (uint32_t)slots, 1, t, b->w.ps, s);
+            }
+            tensor_experts(m.w2, 1, 0, dm, ld, t.sorted ? b->w.ps : b->w.pa, woven, 1, t, true,
+                           result{ out, dm, AS_BF16 }, out, chained());
+            if (beside) join_sides();
+            chain last = beside ? chain{ s, false } : chained();
+            if (b->rank) end_experts(first, count, m, next, last);
             else if (next >= 0 && tensor_expand_collapse_can(d, n))
-                expand_collapse(NULL, m, into(d.pre, b->model->blocks[next].attn_norm, true, reads_plain(next)));
-            else tensor_expand_experts(d, first, count, m, chained());
+                expand_collapse(NULL, m, into(d.pre, b->model->blocks[next].attn_norm, true, reads_plain(next)), last);
+            else tensor_expand_experts(d, first, count, m, last);
         }
     }
 

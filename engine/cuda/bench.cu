@@ -548,13 +548,18 @@ static void run_experts(cedar_gpu_bench *b, const op &o, uint32_t round, bool fi
     chain next = { b->s, true };
     if (first) empty_kernel<<<1, 1, 0, b->s>>>();       /* tensor_sort follows a kernel */
     tensor_sort(ids, o.n, k, e, woven, t, b->s);
-    if (t.sorted) tensor_gather(b->px, c->hidden, o.n, slots, t, b->sorted, b->s);
-    tensor_experts(b->experts, 2, 2 * e, c->moe_dim, c->hidden, t.sorted ? b->sorted : b->px, woven, slots, t,
-                   result{ m.a, c->moe_dim, AS_BF16 }, m.b, next);
-    tensor_act(m, 0, k, o.n, woven, b->packed, next);
-    if (t.sorted) tensor_gather(b->packed, c->moe_dim, o.n * (uint32_t)slots, 1, t, b->sorted, b->s);
+    m.w1 = b->experts;
+    if (tensor_gated_can(m, c->hidden, woven, t)) {
+        tensor_gated(m, c->hidden, b->px, t, b->packed, next);
+    } else {
+        if (t.sorted) tensor_gather(b->px, c->hidden, o.n, slots, t, b->sorted, b->s);
+        tensor_experts(m.w1, 2, 2 * e, c->moe_dim, c->hidden, t.sorted ? b->sorted : b->px, woven, slots, t, false,
+                       result{ m.a, c->moe_dim, AS_BF16 }, m.b, next);
+        tensor_act(m, 0, k, o.n, woven, b->packed, next);
+        if (t.sorted) tensor_gather(b->packed, c->moe_dim, o.n * (uint32_t)slots, 1, t, b->sorted, b->s);
+    }
     tensor_experts(b->experts + e, 1, 0, c->hidden, c->moe_dim, t.sorted ? b->sorted : b->packed, woven, 1, t,
-                   result{ out, c->hidden, AS_BF16 }, out, next);
+                   true, result{ out, c->hidden, AS_BF16 }, out, next);
 }
 
 static void run_site(cedar_gpu_bench *b, const op &o, uint32_t round, chain s) {

@@ -1,6 +1,7 @@
 /* Linear layers on tensor cores: which kernel, which tiles, launches. */
 #include "engine/cuda/tensor_few.cuh"
 #include "engine/cuda/tensor_many.cuh"
+#include "engine/cuda/tensor_tiles.cuh"
 
 static unsigned ceil_div(int64_t a, int64_t b) { return (unsigned)((a + b - 1) / b); }
 
@@ -20,6 +21,29 @@ template <class Weights, int TILES> static cudaError_t allow_few() {
     if (e) return e;
     return cudaFuncSetAttribute(few_kernel<Weights, TILES, false>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                 few_stage<Weights, false>::BLOCK_BYTES);
+}
+
+template <class Weights, int TILES> static cudaError_t allow_tiles() {
+    return cudaFuncSetAttribute(tiles_kernel<Weights, TILES>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                tiles_stage<Weights>::BLOCK_BYTES);
+}
+
+template <class Weights, int TILES> static cudaError_t allow_team() {
+    return cudaFuncSetAttribute(team_kernel<Weights, TILES>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                tiles_stage<Weights>::BLOCK_BYTES);
+}
+
+template <int HALVES> static cudaError_t allow_gated() {
+    return cudaFuncSetAttribute(gated_kernel<HALVES>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                HALVES * tiles_stage<fp4_rows>::BLOCK_BYTES);
+}
+
+template <class Weights> static cudaError_t allow_all_tiles() {
+    cudaError_t e = allow_tiles<Weights, 1>();
+    if (!e) e = allow_tiles<Weights, 2>();
+    if (!e) e = allow_tiles<Weights, 4>();
+    if (!e) e = allow_team<Weights, 1>();
+    return e ? e : allow_team<Weights, 2>();
 }
 
 template <class Weights> static cudaError_t allow_widths() {
@@ -52,6 +76,10 @@ cudaError_t tensor_prepare(void) {
     if ((DENSE_TOGETHER || EXPERTS_TOGETHER) && !encoder()) return cudaErrorNotSupported;
     cudaError_t e = allow_widths<fp8_tiles>();
     if (!e) e = allow_widths<fp4_rows>();
+    if (!e) e = allow_all_tiles<fp8_tiles>();
+    if (!e) e = allow_all_tiles<fp4_rows>();
+    if (!e) e = allow_gated<1>();
+    if (!e) e = allow_gated<2>();
     return e ? e : allow_widths<bf16_rows>();
 }
 
@@ -77,7 +105,34 @@ struct shape {
     int width;
 };
 
-template <class Weights, int TILES> static void launch_few(dim3 grid, const source &src, chain s) {
+/* Whether a tile of outputs gets so many warps only: as each multiprocessor then has enough of them to hide waiting. */
+static bool warps_a_tile(const source &src, unsigned others, unsigned warps) {
+    enum { WARPS_AT_LEAST = 12 };
+    return src.n_count % FEW_N == 0 && src.k_count % K_BLOCK == 0 && src.k_count >= SEGMENTS * K_BLOCK &&
+           src.n_count / FEW_N * others * warps >= WARPS_AT_LEAST * MULTIPROCESSORS;
+}
+
+/* A kernel whose blocks take so many outputs at a time and are so many a multiprocessor. */
+template <class Weights>
+static void launch_tiles(void (*kernel)(source), unsigned outputs, unsigned per_sm, unsigned tiles, unsigned z,
+                         const source &src, chain s) {
+    dim3 grid(few_blocks(ceil_div(src.n_count, outputs), tiles * z, MULTIPROCESSORS * per_sm), tiles, z);
+    launch_chained(kernel, grid, 32 * TILES_WARPS, tiles_stage<Weights>::BLOCK_BYTES, s, src);
+}
+
+template <class Weights, int TILES> static void launch_few(unsigned tiles, unsigned z, const source &src, chain s) {
+    unsigned others = tiles * z, at_once = MULTIPROCESSORS * (unsigned)few_per_sm<Weights>(TILES, false);
+    if constexpr (Weights::SCALED) {
+        if (warps_a_tile(src, others, 1))
+            return launch_tiles<Weights>(tiles_kernel<Weights, TILES>, FEW_N * TILES_WARPS, tiles_per_sm(TILES),
+                                         tiles, z, src, s);
+    }
+    if constexpr (Weights::SCALED && TILES < 4) {
+        if (warps_a_tile(src, others, TILES_WARPS))
+            return launch_tiles<Weights>(team_kernel<Weights, TILES>, FEW_N, tiles_per_sm(TILES), tiles, z, src,
+                                         s);
+    }
+    dim3 grid(few_blocks(ceil_div(src.n_count, FEW_N), others, at_once), tiles, z);
     if (grid.x * grid.y * grid.z <= MULTIPROCESSORS)
         launch_chained(few_kernel<Weights, TILES, true>, grid, 32 * FEW_WARPS, few_stage<Weights, true>::BLOCK_BYTES, s,
                        src);
@@ -128,14 +183,12 @@ template <class Weights, int WIDTH> static void launch_many(dim3 grid, const sou
 }
 
 template <class Weights> static void launch(const source &src, unsigned tiles, unsigned z, shape sh, chain s) {
-    unsigned at_once = MULTIPROCESSORS * (unsigned)few_per_sm<Weights>(sh.width / 8, false);
-    dim3 few(few_blocks(ceil_div(src.n_count, FEW_N), tiles * z, at_once), tiles, z),
-        many(ceil_div(src.n_count, MANY_N), tiles, z);
     if (sh.few) {
-        if (sh.width == 8) launch_few<Weights, 1>(few, src, s);
-        else if (sh.width == 16) launch_few<Weights, 2>(few, src, s);
-        else launch_few<Weights, 4>(few, src, s);
+        if (sh.width == 8) launch_few<Weights, 1>(tiles, z, src, s);
+        else if (sh.width == 16) launch_few<Weights, 2>(tiles, z, src, s);
+        else launch_few<Weights, 4>(tiles, z, src, s);
     } else {
+        dim3 many(ceil_div(src.n_count, MANY_N), tiles, z);
         if (sh.width == 32) launch_many<Weights, 32>(many, src, s);
         else if (sh.width == 64) launch_many<Weights, 64>(many, src, s);
         else launch_many<Weights, 128>(many, src, s);
@@ -169,6 +222,7 @@ static source dense_source(const dev_weight &w0, const dev_weight &w1, const ope
     src.kind = y0.kind;
     src.n_count = n_count;
     src.k_count = w0.cols;
+    src.early = true;
     return src;
 }
 
@@ -199,9 +253,8 @@ void tensor_groups(const dev_weight &w, int groups, const operand &x, uint32_t r
     launch_dense(src, x.woven, (unsigned)groups, s);
 }
 
-void tensor_experts(const dev_weight *list, int lists, int list_step, int64_t n_count, int64_t k_count,
-                    const uint16_t *x, bool woven, int source_div, const expert_tiles &t, const result &y,
-                    void *y_second, chain s) {
+static source expert_source(const dev_weight *list, int list_step, int64_t n_count, int64_t k_count, const uint16_t *x,
+                            int source_div, const expert_tiles &t, bool early) {
     source src = {};
     src.experts = list;
     src.list = t.pairs;
@@ -210,13 +263,48 @@ void tensor_experts(const dev_weight *list, int lists, int list_step, int64_t n_
     src.rows = t.pairs_max;
     src.tiles = t;
     src.x = x;
+    src.n_count = n_count;
+    src.k_count = k_count;
+    src.z_list = list_step;
+    src.early = early;
+    return src;
+}
+
+void tensor_experts(const dev_weight *list, int lists, int list_step, int64_t n_count, int64_t k_count,
+                    const uint16_t *x, bool woven, int source_div, const expert_tiles &t, bool early,
+                    const result &y, void *y_second, chain s) {
+    source src = expert_source(list, list_step, n_count, k_count, x, source_div, t, early);
     src.y[0] = y.y;
     src.y[1] = y_second;
     src.ldy = y.ld;
     src.kind = y.kind;
-    src.n_count = n_count;
-    src.k_count = k_count;
-    src.z_list = list_step;
     src.z_y = 1;
     launch<fp4_rows>(src, t.tiles_max, (unsigned)lists, shape{ !woven, (int)t.width }, s);
+}
+
+/* Warps a tile of gates or ups in one launch with their activation, 0: that launch is not for these. */
+static unsigned gated_halves(const dev_moe &m, int64_t k_count, bool woven, const expert_tiles &t) {
+    source src = expert_source(NULL, 0, m.moe_dim, k_count, NULL, 1, t, false);
+    if (woven || m.moe_dim % K_BLOCK) return 0;
+    return warps_a_tile(src, 2 * t.tiles_max, 1) ? 1 : warps_a_tile(src, 2 * t.tiles_max, 2) ? 2 : 0;
+}
+
+bool tensor_gated_can(const dev_moe &m, int64_t k_count, bool woven, const expert_tiles &t) {
+    return gated_halves(m, k_count, woven, t) > 0;
+}
+
+template <int HALVES> static void launch_gated(const source &src, const activation &to, unsigned tiles, chain s) {
+    unsigned at_once = MULTIPROCESSORS * tiles_per_sm(1) / HALVES;
+    dim3 grid(few_blocks(ceil_div(src.n_count, GATED_N), tiles, at_once), tiles);
+    launch_chained(gated_kernel<HALVES>, grid, 32 * GATED_WARPS * HALVES, HALVES * tiles_stage<fp4_rows>::BLOCK_BYTES,
+                   s, src, to);
+}
+
+void tensor_gated(const dev_moe &m, int64_t k_count, const uint16_t *x, const expert_tiles &t, uint16_t *out,
+                  chain s) {
+    int slots = m.per_token + 1;
+    source src = expert_source(m.w1, 2 * m.experts, m.moe_dim, k_count, x, slots, t, false);
+    activation to = { (const float *)m.weight, m.per_token, (float)m.limit, out };
+    if (gated_halves(m, k_count, false, t) == 1) launch_gated<1>(src, to, t.tiles_max, s);
+    else launch_gated<2>(src, to, t.tiles_max, s);
 }

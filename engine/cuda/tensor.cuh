@@ -131,10 +131,16 @@ void tensor_site_experts(const dev &d, const peers &p, const dev_moe &m, uint32_
 
 /* FP4 experts over the tiles, `lists` (1 or 2) lists of weights list_step apart with results y and, in the same form,
  * y_second: the row of y is the pair, that of x is its place in t.pairs (t.sorted), or else the pair (source_div 1) or
- * pair / source_div. */
+ * pair / source_div. early: t was there before the kernel in front of this one began. All weights, dense ones too,
+ * begin at multiples of 16 bytes, and so do their scales. */
 void tensor_experts(const dev_weight *list, int lists, int list_step, int64_t n_count, int64_t k_count,
-                    const uint16_t *x, bool woven, int source_div, const expert_tiles &t, const result &y,
+                    const uint16_t *x, bool woven, int source_div, const expert_tiles &t, bool early, const result &y,
                     void *y_second, chain s);
+
+/* tensor_experts for both of m.w1 and m.w3, and then tensor_act of all but the shared expert's slots, in one launch,
+ * with the bits of two. x [rows, k_count], few rows; out as tensor_act's. m.experts from w1 on lies w2, then w3. */
+bool tensor_gated_can(const dev_moe &m, int64_t k_count, bool woven, const expert_tiles &t);
+void tensor_gated(const dev_moe &m, int64_t k_count, const uint16_t *x, const expert_tiles &t, uint16_t *out, chain s);
 
 /* out [t.pairs_max, padded(k_count)]: rows pair / source_div of x, of which there are `rows`, in the order of t.pairs.
  * Places without a pair are left as they are. */

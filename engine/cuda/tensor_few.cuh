@@ -1,4 +1,5 @@
-/* Private to engine/cuda: linear layers of few rows, bound by memory. */
+/* Private to engine/cuda: linear layers of few rows, bound by memory: the warps of a thread block share a tile of
+ * outputs, a segment of K each. That is for few tiles and for odd sizes; tensor_tiles.cuh is for more tiles. */
 #ifndef CEDAR_ENGINE_CUDA_TENSOR_FEW_CUH
 #define CEDAR_ENGINE_CUDA_TENSOR_FEW_CUH
 
@@ -26,6 +27,59 @@ template <class Weights> static constexpr int few_per_sm(int tiles, bool deep) {
  * of a loop, from the thread's number on, a quarter of all instructions there; a shuffle it can only do once. */
 static __device__ __forceinline__ uint32_t kept(uint32_t v) { return __shfl_sync(~0u, v, threadIdx.x % 32); }
 
+/* Where in a slot this lane reads codes, of either half, and scales. */
+struct few_place { uint32_t half[2], scale; };
+template <class Weights> static __device__ __forceinline__ few_place few_places(int g, int t) {
+    return few_place{ { kept(Weights::at(g, 0, t)), kept(Weights::at(g, 1, t)) },
+                      kept((uint32_t)(FEW_N * Weights::BLOCK_PIECES * 16 + g * 4 + t / 2)) };
+}
+
+/* A lane's activations of a block of K of one row. */
+static __device__ __forceinline__ void load_x(uint4 (&x)[4], const uint16_t *from) {
+#pragma unroll
+    for (int e = 0; e < 4; e++) x[e] = *(const uint4 *)(from + e / 2 * 64 + e % 2 * 8);
+}
+
+/* Where a lane's row of each tile of 8 rows begins; rows past the last are read as that one. */
+template <int TILES>
+static __device__ __forceinline__ void few_rows_at(const source &src, const work_item &it, int blocks,
+                                                   const uint16_t *(&xr)[TILES]) {
+    int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+#pragma unroll
+    for (int n = 0; n < TILES; n++) {
+        int i = 8 * n + g < (int)it.count ? 8 * n + g : (int)it.count - 1;
+        xr[n] = src.x + (uint64_t)src.from(it.first + i) * (unsigned)blocks * K_BLOCK + 16 * t;
+    }
+}
+
+/* Adds the products of the block in the slot at `at`; x: activations of the first tile, xb: where those of all lie. */
+template <class Weights, int TILES>
+static __device__ __forceinline__ void few_block(float (&acc)[TILES][4], uint32_t at, const few_place &place,
+                                                 const uint4 (&x)[4], const uint16_t *(&xb)[TILES]) {
+    enum { EIGHT_ROWS = 8 * Weights::BLOCK_PIECES * 16 };
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        uint32_t row = at + place.half[half], s = at + place.scale + (uint32_t)half * 2;
+        typename Weights::raw r0 = Weights::read(row), r1 = Weights::read(row + EIGHT_ROWS);
+        typename Weights::scale s0(Weights::SCALED ? shared_1(s) : 0), s1(Weights::SCALED ? shared_1(s + 32) : 0);
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            uint32_t f0[4], f1[4];
+            Weights::decode(r0, s0, i, f0);
+            Weights::decode(r1, s1, i, f1);
+            uint32_t a[2][4] = { { f0[0], f1[0], f0[1], f1[1] }, { f0[2], f1[2], f0[3], f1[3] } };
+#pragma unroll
+            for (int n = 0; n < TILES; n++) {
+                uint4 v = n == 0 ? x[2 * half + i] : *(const uint4 *)(xb[n] + half * 64 + i * 8);
+                mma(acc[n], a[0], v.x, v.y);
+                mma(acc[n], a[1], v.z, v.w);
+            }
+        }
+    }
+#pragma unroll
+    for (int n = 0; n < TILES; n++) xb[n] += K_BLOCK;
+}
+
 /* FEW_N outputs by 8 * TILES rows of plain activations at a time, a warp for each segment of K; with the weights of the
  * next blocks on their way to shared memory of each warp's own. A block goes on to every gridDim.x-th tile of outputs
  * without letting that stream end, and its warps change segments then, since some segments are longer; they wait for
@@ -39,24 +93,23 @@ static __global__ void __launch_bounds__(32 * FEW_WARPS, few_per_sm<Weights>(TIL
         PIECES = Weights::BLOCK_PIECES,
         COPIES = FEW_N * PIECES / 32,
         ROWS_AT_ONCE = 32 / PIECES,
-        EIGHT_ROWS = 8 * PIECES * 16,
         TOGETHER = TILES == 1 ? Weights::FEW_TOGETHER : 1
     };
     extern __shared__ __align__(1024) uint8_t stages[];
     __shared__ float part[2][TOGETHER][SEGMENTS][FEW_N][WIDTH + 1];
     work_item it;
-    if (src.experts) await_launch();            /* dense weights can be on their way before the input is there */
-    if (!src.item(WIDTH, &it)) return;
+    if (!src.early) await_launch();             /* else weights can be on their way before the input is there */
+    if (!src.item(WIDTH, blockIdx.z, &it)) return;
     Weights w(it.w);
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     int blocks = (int)((w.k_count + K_BLOCK - 1) / K_BLOCK), z_rows = (int)blockIdx.z * src.z_rows,
         n_count = (int)src.n_count, last = n_count - 1, step = (int)gridDim.x * FEW_N;
-    /* slots of this warp's stream in shared memory, and where in one this lane reads and copies */
+    /* slots of this warp's stream in shared memory, and where in one this lane copies */
     const uint32_t begin = kept((uint32_t)__cvta_generic_to_shared(stages) +
                                 (uint32_t)warp * stage::COUNT * stage::BYTES),
-                   finish = kept(begin + stage::COUNT * stage::BYTES), half0 = kept(Weights::at(g, 0, t)),
-                   half1 = kept(Weights::at(g, 1, t)), scale_at = kept((uint32_t)(stage::CODES + g * 4 + t / 2)),
+                   finish = kept(begin + stage::COUNT * stage::BYTES),
                    scale_to = kept((uint32_t)(stage::CODES + lane % FEW_N * 4));
+    const few_place reads = few_places<Weights>(g, t);
     uint32_t place[COPIES];
 #pragma unroll
     for (int i = 0; i < COPIES; i++) {
@@ -111,18 +164,10 @@ static __global__ void __launch_bounds__(32 * FEW_WARPS, few_per_sm<Weights>(TIL
         copies_commit();
     };
     for (int i = 0; i < stage::COUNT - 1; i++) load_next(begin + i * stage::BYTES);
-    if (!src.experts) await_launch();
+    if (src.early) await_launch();
     allow_launch();
     const uint16_t *xr[TILES];
-#pragma unroll
-    for (int n = 0; n < TILES; n++) {
-        int i = 8 * n + g < (int)it.count ? 8 * n + g : (int)it.count - 1;
-        xr[n] = src.x + (uint64_t)src.from(it.first + i) * (unsigned)blocks * K_BLOCK + 16 * t;
-    }
-    auto load_x = [&](uint4 (&x)[4], const uint16_t *from) {
-#pragma unroll
-        for (int e = 0; e < 4; e++) x[e] = *(const uint4 *)(from + e / 2 * 64 + e % 2 * 8);
-    };
+    few_rows_at<TILES>(src, it, blocks, xr);
     int turn = 0, done = 0, seg = warp;         /* done: tiles whose parts lie in part[turn] */
     uint32_t at = begin, before = finish - stage::BYTES;    /* slots: of the next block, and the one it follows */
     for (int n0 = (int)blockIdx.x * FEW_N; n0 < n_count; n0 += step, seg = (seg + 1) % SEGMENTS) {
@@ -144,29 +189,7 @@ static __global__ void __launch_bounds__(32 * FEW_WARPS, few_per_sm<Weights>(TIL
             }
             copies_wait<stage::COUNT - 2>();
             __syncwarp();
-#pragma unroll
-            for (int half = 0; half < 2; half++) {
-                uint32_t row = at + (half ? half1 : half0);
-                typename Weights::raw r0 = Weights::read(row), r1 = Weights::read(row + EIGHT_ROWS);
-                uint32_t s = at + scale_at + (uint32_t)half * 2;
-                typename Weights::scale s0(Weights::SCALED ? shared_1(s) : 0),
-                    s1(Weights::SCALED ? shared_1(s + 32) : 0);
-#pragma unroll
-                for (int i = 0; i < 2; i++) {
-                    uint32_t f0[4], f1[4];
-                    Weights::decode(r0, s0, i, f0);
-                    Weights::decode(r1, s1, i, f1);
-                    uint32_t a[2][4] = { { f0[0], f1[0], f0[1], f1[1] }, { f0[2], f1[2], f0[3], f1[3] } };
-#pragma unroll
-                    for (int n = 0; n < TILES; n++) {
-                        uint4 v = n == 0 ? x[2 * half + i] : *(const uint4 *)(xb[n] + half * 64 + i * 8);
-                        mma(acc[n], a[0], v.x, v.y);
-                        mma(acc[n], a[1], v.z, v.w);
-                    }
-                }
-            }
-#pragma unroll
-            for (int n = 0; n < TILES; n++) xb[n] += K_BLOCK;
+            few_block<Weights, TILES>(acc, at, reads, x, xb);
             __syncwarp();                       /* the slot before this one may be written */
             load_next(before);
             before = at;

@@ -220,7 +220,7 @@ static __global__ void __launch_bounds__(32 * MANY_WARPS, 1) many_kernel(source 
     enum { HALF = WIDTH > 32 ? WIDTH / 2 : WIDTH };
     extern __shared__ __align__(1024) uint8_t stages[];
     work_item it;
-    if (!src.item(WIDTH, &it)) return;
+    if (!src.item(WIDTH, blockIdx.z, &it)) return;
     if (HALF < WIDTH && it.count <= HALF) many_tile<Weights, HALF, 0>(src, it, stages, NULL);
     else many_tile<Weights, WIDTH, 0>(src, it, stages, NULL);
 }
@@ -232,7 +232,7 @@ static __global__ void __launch_bounds__(32 * MANY_WARPS, 1)
     enum { HALF = WIDTH > 32 ? WIDTH / 2 : WIDTH, BOX = WIDTH / TOGETHER };
     extern __shared__ __align__(1024) uint8_t stages[];
     work_item it;
-    if (!src.item(WIDTH, &it)) return;
+    if (!src.item(WIDTH, blockIdx.z, &it)) return;
     if (HALF < WIDTH && it.count <= HALF) many_tile<Weights, HALF, BOX>(src, it, stages, &map);
     else many_tile<Weights, WIDTH, BOX>(src, it, stages, &map);
 }

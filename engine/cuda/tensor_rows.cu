@@ -1,63 +1,9 @@
 /* Row kernels around the linear layers on tensor cores: they leave their results packed (tensor.cuh). */
 #include "engine/cuda/exchange.cuh"
+#include "engine/cuda/packing.cuh"
 #include "engine/cuda/tensor.cuh"
 
 static unsigned ceil_div(int64_t a, int64_t b) { return (unsigned)((a + b - 1) / b); }
-
-/* Eight values become bf16, through FP8Q32 if wanted: four neighbouring lanes share a block of 32. */
-static __device__ __forceinline__ void pack8(float v[8], bool quantise, uint32_t out[4]) {
-    if (quantise) {
-        float top = 0;
-#pragma unroll
-        for (int i = 0; i < 8; i++) top = fmaxf(top, fabsf(v[i]));
-        top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
-        top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
-        uint8_t s = pow2_ceil_byte((double)fmaxf(top, 1e-4f), 1.0f / 448);
-        float scale = __uint_as_float((uint32_t)s << 23), inverse = __uint_as_float((uint32_t)(254 - s) << 23);
-#pragma unroll
-        for (int i = 0; i < 8; i += 2) {
-            uint16_t code;
-            uint32_t h;
-            asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(code) : "f"(v[i + 1] * inverse), "f"(v[i] * inverse));
-            asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(h) : "h"(code));
-            float2 x = __half22float2(*(__half2 *)&h);
-            v[i] = x.x * scale;
-            v[i + 1] = x.y * scale;
-        }
-    }
-#pragma unroll
-    for (int i = 0; i < 4; i++) out[i] = pair_of(v[2 * i], v[2 * i + 1]);
-}
-
-/* Eight packed values from column k on of a row, as the pairs (0,4) (1,5) (2,6) (3,7): plain, one after the other, or
- * woven: pair q of the eight from 64 h + 16 t + 8 e on at 64 h + 32 e + 8 q + 2 t of its block (tensor.cuh). */
-static __device__ __forceinline__ void store8(uint16_t *row, int64_t k, const uint32_t p[4], bool woven) {
-    uint4 c = make_uint4(__byte_perm(p[0], p[2], 0x5410), __byte_perm(p[0], p[2], 0x7632),
-                         __byte_perm(p[1], p[3], 0x5410), __byte_perm(p[1], p[3], 0x7632));
-    if (!woven) {
-        *(uint4 *)(row + k) = c;
-        return;
-    }
-    int t = (int)(k % 64) / 16, e = (int)(k % 16) / 8;
-    uint32_t *pairs = (uint32_t *)(row + k / 64 * 64 + 32 * e + 2 * t);
-    pairs[0] = c.x;
-    pairs[4] = c.y;
-    pairs[8] = c.z;
-    pairs[12] = c.w;
-}
-
-/* Eight bf16 values. */
-static __device__ __forceinline__ void unpack8(uint4 u, float v[8]) {
-    uint32_t p[4] = { u.x, u.y, u.z, u.w };
-#pragma unroll
-    for (int j = 0; j < 8; j++) v[j] = __uint_as_float(j % 2 ? p[j / 2] & 0xffff0000u : p[j / 2] << 16);
-}
-
-static __device__ __forceinline__ void load8(const float *x, float v[8]) {
-    float4 lo = *(const float4 *)x, hi = *(const float4 *)(x + 4);
-    v[0] = lo.x; v[1] = lo.y; v[2] = lo.z; v[3] = lo.w;
-    v[4] = hi.x; v[5] = hi.y; v[6] = hi.z; v[7] = hi.w;
-}
 
 /* --- packing ------------------------------------------------------------------------------------------------------ */
 
@@ -92,14 +38,7 @@ static __global__ void __launch_bounds__(256)
         float a[8], b[8];
         unpack8(*(const uint4 *)((const uint16_t *)m.a + (uint64_t)pair * m.moe_dim + k), a);
         unpack8(*(const uint4 *)((const uint16_t *)m.b + (uint64_t)pair * m.moe_dim + k), b);
-#pragma unroll
-        for (int j = 0; j < 8; j++) {
-            if (lim > 0) {
-                b[j] = b[j] > lim ? lim : b[j] < -lim ? -lim : b[j];
-                a[j] = a[j] > lim ? lim : a[j];
-            }
-            v[j] = rounded(weight * (a[j] * sigmoid(a[j]) * b[j]));
-        }
+        activate8(a, b, weight, lim, v);
     }
     uint32_t p[4];
     pack8(v, true, p);

@@ -150,7 +150,8 @@ struct work_item {
     uint32_t first, count;      /* of the list */
 };
 
-/* blockIdx.y is a tile of rows, or of one expert's pairs; blockIdx.z a group, or one of two weights. */
+/* blockIdx.y is a tile of rows, or of one expert's pairs; blockIdx.z, or what item is given, a group, or one of two
+ * weights. */
 struct source {
     const dev_weight *experts;  /* on the device; NULL: `dense` */
     dev_weight dense[2];
@@ -165,9 +166,10 @@ struct source {
     int z_dense, z_list, z_rows, z_y;   /* what one more in z adds to: dense, experts, rows of w, y */
     int64_t z_columns;                  /* columns of y */
     result_kind kind;
+    bool early;     /* weights and tiles were there before the kernel in front of this one began */
 
-    __device__ __forceinline__ bool item(uint32_t width, work_item *it) const {
-        uint32_t tile = blockIdx.y, z = blockIdx.z;
+    __device__ __forceinline__ bool item(uint32_t width, uint32_t z, work_item *it) const {
+        uint32_t tile = blockIdx.y;
         if (experts) {
             int expert = tiles.tile_expert[tile];   /* asked for at once; an empty tile may have any */
             it->count = tiles.tile_count[tile];

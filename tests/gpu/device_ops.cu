@@ -76,35 +76,86 @@ void gpu_groups(const cedar_weight *w, int groups, const gpu_operand *x, uint32_
 
 static __global__ void nothing(void) {}
 
-void gpu_experts(const cedar_weight *list, int experts, const int32_t *ids, uint32_t rows, int per_token,
-                 const uint16_t *x, bool by_pair, bool woven, float *y) {
-    dev_weight *host = (dev_weight *)calloc((size_t)experts, sizeof *host);
-    for (int e = 0; e < experts; e++) host[e] = weight(&list[e]);
-    dev_weight *on_device = (dev_weight *)gpu_put(host, (size_t)experts * sizeof *host);
-    int32_t *chosen = (int32_t *)gpu_put(ids, (size_t)rows * per_token * sizeof *ids);
+/* Experts and pairs on the device, as tensor_experts takes them. */
+struct expert_lists {
+    dev_weight *weights;
+    int32_t *chosen;
+    expert_tiles t;
+};
+
+static expert_lists put_experts(const cedar_weight *list, int count, int experts, const int32_t *ids, uint32_t rows,
+                                int per_token, bool woven) {
+    expert_lists l = {};
+    dev_weight *host = (dev_weight *)calloc((size_t)count, sizeof *host);
+    for (int e = 0; e < count; e++) host[e] = weight(&list[e]);
+    l.weights = (dev_weight *)gpu_put(host, (size_t)count * sizeof *host);
+    l.chosen = (int32_t *)gpu_put(ids, (size_t)rows * per_token * sizeof *ids);
     uint32_t tiles = tensor_tiles_max(rows, per_token, experts);
-    expert_tiles t = {};
-    t.pairs = (uint32_t *)gpu_put(NULL, (size_t)rows * per_token * 4);
-    t.tile_expert = (int32_t *)gpu_put(NULL, (size_t)tiles * 4);
-    t.tile_first = (uint32_t *)gpu_put(NULL, (size_t)tiles * 4);
-    t.tile_count = (uint32_t *)gpu_put(NULL, (size_t)tiles * 4);
-    tensor_tiles(rows, per_token, experts, woven, &t);
-    if (t.tiles_max > tiles) {
-        fprintf(stderr, "device_ops: %u tiles, room for %u\n", t.tiles_max, tiles);
+    l.t.pairs = (uint32_t *)gpu_put(NULL, (size_t)rows * per_token * 4);
+    l.t.tile_expert = (int32_t *)gpu_put(NULL, (size_t)tiles * 4);
+    l.t.tile_first = (uint32_t *)gpu_put(NULL, (size_t)tiles * 4);
+    l.t.tile_count = (uint32_t *)gpu_put(NULL, (size_t)tiles * 4);
+    tensor_tiles(rows, per_token, experts, woven, &l.t);
+    if (l.t.tiles_max > tiles) {
+        fprintf(stderr, "device_ops: %u tiles, room for %u\n", l.t.tiles_max, tiles);
         exit(70);
     }
-    int64_t k_count = list[0].cols;
     nothing<<<1, 1>>>();                        /* tensor_sort follows a kernel */
-    tensor_sort(chosen, rows, per_token, experts, woven, t, 0);
-    uint16_t *sorted = (uint16_t *)gpu_put(NULL, (size_t)t.pairs_max * padded(k_count) * 2);
+    tensor_sort(l.chosen, rows, per_token, experts, woven, l.t, 0);
+    free(host);
+    return l;
+}
+
+static void drop_experts(expert_lists *l) {
+    void *all[] = { l->weights, l->chosen, l->t.pairs, l->t.tile_expert, l->t.tile_first, l->t.tile_count };
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) gpu_drop(all[i]);
+}
+
+void gpu_experts(const cedar_weight *list, int experts, const int32_t *ids, uint32_t rows, int per_token,
+                 const uint16_t *x, bool by_pair, bool woven, float *y) {
+    expert_lists l = put_experts(list, experts, experts, ids, rows, per_token, woven);
+    int64_t k_count = list[0].cols;
+    uint16_t *sorted = (uint16_t *)gpu_put(NULL, (size_t)l.t.pairs_max * padded(k_count) * 2);
     int slots = per_token + 1, div = by_pair ? 1 : slots;
-    if (t.sorted) tensor_gather(x, k_count, by_pair ? rows * (uint32_t)slots : rows, div, t, sorted, 0);
-    tensor_experts(on_device, 1, 0, list[0].rows, k_count, t.sorted ? sorted : x, woven, div, t,
+    if (l.t.sorted) tensor_gather(x, k_count, by_pair ? rows * (uint32_t)slots : rows, div, l.t, sorted, 0);
+    tensor_experts(l.weights, 1, 0, list[0].rows, k_count, l.t.sorted ? sorted : x, woven, div, l.t, false,
                    result{ y, list[0].rows, AS_ROUNDED }, y, chain{ 0, true });
     wait_for("tensor_experts");
-    free(host);
-    void *all[] = { on_device, chosen, t.pairs, t.tile_expert, t.tile_first, t.tile_count, sorted };
+    gpu_drop(sorted);
+    drop_experts(&l);
+}
+
+void gpu_gated(const cedar_weight *list, int experts, const int32_t *ids, const float *weights, uint32_t rows,
+               int per_token, const uint16_t *x, double limit, bool fused, uint16_t *out) {
+    expert_lists l = put_experts(list, 3 * experts, experts, ids, rows, per_token, false);
+    int slots = per_token + 1, dim = (int)list[0].rows;
+    size_t pairs = (size_t)rows * slots, bytes = pairs * padded(dim) * 2;
+    uint16_t *packed = (uint16_t *)gpu_put(NULL, bytes);
+    dev_moe m = {};
+    m.w1 = l.weights;
+    m.experts = experts;
+    m.per_token = per_token;
+    m.moe_dim = dim;
+    m.limit = limit;
+    m.weight = gpu_put(weights, (size_t)rows * per_token * 4);
+    m.a = gpu_put(NULL, pairs * dim * 2);
+    m.b = gpu_put(NULL, pairs * dim * 2);
+    if (!tensor_gated_can(m, list[0].cols, false, l.t)) {
+        fprintf(stderr, "device_ops: %u rows of %d outputs are not activated in one launch\n", rows, dim);
+        exit(70);
+    }
+    if (fused) {
+        tensor_gated(m, list[0].cols, x, l.t, packed, chain{ 0, true });
+    } else {
+        tensor_experts(m.w1, 2, 2 * experts, dim, list[0].cols, x, false, slots, l.t, false,
+                       result{ m.a, dim, AS_BF16 }, m.b, chain{ 0, true });
+        tensor_act(m, 0, per_token, rows, false, packed, alone);
+    }
+    wait_for("tensor_gated");
+    gpu_get(out, packed, bytes);
+    void *all[] = { packed, m.weight, m.a, m.b };
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) gpu_drop(all[i]);
+    drop_experts(&l);
 }
 
 uint32_t gpu_route(const float *z, const float *bias, uint32_t rows, int experts, int per_token, bool fused,

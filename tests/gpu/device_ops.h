@@ -38,6 +38,12 @@ void gpu_groups(const cedar_weight *w, int groups, const gpu_operand *x, uint32_
 void gpu_experts(const cedar_weight *list, int experts, const int32_t *ids, uint32_t rows, int per_token,
                  const uint16_t *x, bool by_pair, bool woven, float *y);
 
+/* Experts' gates and ups, activated; list (host) of `experts` gates, as many that are not read, and as many ups; ids,
+ * weights (host) [rows, per_token]; x by token, plain -> out (host) [rows * (per_token + 1), padded outputs], 0xFFFF
+ * where no expert was chosen. fused: by one launch. */
+void gpu_gated(const cedar_weight *list, int experts, const int32_t *ids, const float *weights, uint32_t rows,
+               int per_token, const uint16_t *x, double limit, bool fused, uint16_t *out);
+
 /* Picks of `rows` (few) rows and their pairs by expert, all on the host. z [rows, experts], bias [experts] -> ids and
  * weights [rows, per_token], pairs [rows * per_token] up to the last one, tiles [rows * per_token][3] expert, first and
  * count of those that have pairs; returns their number. fused: by one launch. */

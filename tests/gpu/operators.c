@@ -214,6 +214,9 @@ static const struct { int64_t n, k; } linear_shapes[] = {
     { 128, 1280 },  { 129, 1152 },  { 512, 5120 },  { 320, 8192 },
     { 5629, 672 },          /* enough outputs for tiles of 128, 64 and 32 rows, by how many rows there are */
     { 12805, 160 },         /* three tiles a block */
+    { 25600, 1152 },        /* few rows: a warp a tile; some segments of K are longer */
+    { 33856, 1024 },        /* more tiles than warps that run at once */
+    { 6400, 1280 }, { 9504, 1152 },     /* four warps a tile; with more tiles than blocks that run at once */
 };
 enum { LINEAR_SHAPES = sizeof linear_shapes / sizeof *linear_shapes };
 
@@ -223,7 +226,8 @@ static void check_linear(cedar_weight_kind kind, int64_t n, int64_t k, bool whol
     size_t count = (size_t)(ROWS * n);
     float *many = malloc(count * sizeof *many), *other = malloc(count * sizeof *other);
     run_linear(&m.dev, &b, ROWS, 0, many);
-    for (uint32_t r = 0; r < ROWS; r += whole ? 1 : 7)
+    uint32_t step = (whole ? 1 : 7) * (1 + (uint32_t)(n * k >> 22));    /* large ones: fewer rows by hand */
+    for (uint32_t r = 0; r < ROWS; r += step)
         for (int64_t i = 0; i < n; i++) {
             double size, want = product(m.value + i * k, b.value + r * k, k, &size), got = (double)many[r * n + i];
             double most = whole ? 0 : chain_error(k) * size;
@@ -247,8 +251,10 @@ static void check_linear(cedar_weight_kind kind, int64_t n, int64_t k, bool whol
 START_TEST(linear) {
     static const cedar_weight_kind kinds[] = { CEDAR_W_TILES, CEDAR_W_BF16 };
     gpu_start();
-    for (int k = 0; k < 2; k++)
-        for (int whole = 0; whole < 2; whole++) check_linear(kinds[k], linear_shapes[_i].n, linear_shapes[_i].k, whole);
+    int64_t n = linear_shapes[_i].n, k = linear_shapes[_i].k;
+    int some = n * k > 1 << 23 ? 1 : 2;         /* the large ones are for kernels of FP8 */
+    for (int kind = 0; kind < some; kind++)
+        for (int whole = 0; whole < 2; whole++) check_linear(kinds[kind], n, k, whole);
 }
 END_TEST
 
@@ -352,6 +358,18 @@ START_TEST(linear_two_and_groups) {
 }
 END_TEST
 
+static uint16_t *fill_bf16(size_t count, float scale) {
+    uint16_t *x = malloc(count * sizeof *x);
+    for (size_t i = 0; i < count; i++) x[i] = bf16_bits(scale * normal());
+    return x;
+}
+
+static float *fill_float(size_t count, float scale) {
+    float *x = malloc(count * sizeof *x);
+    for (size_t i = 0; i < count; i++) x[i] = scale * normal();
+    return x;
+}
+
 /* --- experts ------------------------------------------------------------------------------------------------------ */
 
 enum { EXPERTS = 7, PER_TOKEN = 3, SLOTS = PER_TOKEN + 1 };
@@ -409,12 +427,49 @@ START_TEST(experts) {
     check_experts(130, 320, rows, true, false);
     check_experts(16, 32, rows, false, true);
     if (rows == 1 || rows == 33) check_experts(96, 5120, rows, false, false);
+    if (rows <= (uint32_t)gpu_few_rows()) check_experts(5120, 1152, rows, true, false);     /* a warp a tile */
     if (rows == 300) {                          /* tiles of 128, and of what is left over, in two blocks of outputs */
         check_experts(200, 1312, rows, true, false);
         check_experts(200, 1312, rows, false, true);
     }
 }
 END_TEST
+
+/* Gates, ups and their activation in one launch have the bits of three, with two warps a tile (one row) and one. */
+START_TEST(gated) {
+    enum { DIM = 2304, K = 1280, TOKENS = 32 };
+    static const uint32_t counts[] = { 1, 2, 7, 9, TOKENS };
+    gpu_start();
+    matrix m[2 * EXPERTS];
+    cedar_weight list[3 * EXPERTS];
+    for (int e = 0; e < 2 * EXPERTS; e++) m[e] = make_matrix(CEDAR_W_FP4, DIM, K, false);
+    for (int e = 0; e < 3 * EXPERTS; e++) list[e] = m[e < EXPERTS ? e : e - EXPERTS].dev;
+    batch b = make_batch(TOKENS, K, false);
+    int32_t ids[TOKENS * PER_TOKEN];
+    float *weights = fill_float(TOKENS * PER_TOKEN, 1);
+    uint16_t *out[2] = { malloc(TOKENS * SLOTS * DIM * 2), malloc(TOKENS * SLOTS * DIM * 2) };
+    for (size_t c = 0; c < sizeof counts / sizeof *counts; c++)
+        for (int crowd = 0; crowd < 2; crowd++) {
+            uint32_t rows = counts[c];
+            choose(ids, rows, crowd);
+            for (int fused = 0; fused < 2; fused++)
+                gpu_gated(list, EXPERTS, ids, weights, rows, PER_TOKEN, b.packed[0], 10, fused, out[fused]);
+            for (uint32_t pair = 0; pair < rows * SLOTS; pair++) {
+                uint32_t slot = pair % SLOTS;
+                bool chosen = slot < PER_TOKEN && ids[pair / SLOTS * PER_TOKEN + slot] >= 0;
+                for (size_t i = pair * DIM; i < (pair + 1) * DIM; i++)
+                    if (chosen ? out[0][i] != out[1][i] : out[1][i] != 0xFFFF)
+                        ck_abort_msg("%u rows: pair %u, column %d: %04x, by three launches %04x", rows, pair,
+                                     (int)(i % DIM), out[1][i], out[0][i]);
+            }
+        }
+    for (int i = 0; i < 2; i++) free(out[i]);
+    free(weights);
+    drop_batch(&b);
+    for (int e = 0; e < 2 * EXPERTS; e++) drop_matrix(&m[e]);
+}
+END_TEST
+
 
 /* --- router ------------------------------------------------------------------------------------------------------- */
 
@@ -552,18 +607,6 @@ START_TEST(norms) {
 END_TEST
 
 /* --- streams and activations -------------------------------------------------------------------------------------- */
-
-static uint16_t *fill_bf16(size_t count, float scale) {
-    uint16_t *x = malloc(count * sizeof *x);
-    for (size_t i = 0; i < count; i++) x[i] = bf16_bits(scale * normal());
-    return x;
-}
-
-static float *fill_float(size_t count, float scale) {
-    float *x = malloc(count * sizeof *x);
-    for (size_t i = 0; i < count; i++) x[i] = scale * normal();
-    return x;
-}
 
 /* What a place adds to the streams, for one channel. */
 static float added(const gpu_streams *x, uint32_t place, int channel) {
@@ -1088,6 +1131,7 @@ Suite *gpu_operators_suite(void) {
     tcase_add_loop_test(t, linear, 0, LINEAR_SHAPES);
     tcase_add_test(t, linear_two_and_groups);
     tcase_add_loop_test(t, experts, 0, ROW_COUNTS);
+    tcase_add_test(t, gated);
     tcase_add_test(t, routes);
     tcase_add_test(t, norms);
     tcase_add_test(t, streams);
