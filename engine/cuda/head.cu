@@ -1,18 +1,28 @@
 /* Logits, greedy picks, and the drafter's Markov chain and confidence (spec/model.md 2.0, 2.11). */
 #include "engine/cuda/ops.cuh"
 
-/* Largest of value(v) for v < vocab, lowest id on ties, by the whole block; everyone gets it. */
+/* Largest of value(v) for v < vocab, lowest id on ties, by the whole block; everyone gets it. Several values are asked
+ * for at once. */
 template <class Value> static __device__ int32_t argmax_block(int vocab, Value value) {
+    enum { AT_ONCE = 16 };
+    typedef decltype(value(0)) real;
     __shared__ double best_of[32];
     __shared__ int32_t id_of[32];
     double best = -INFINITY;
     int32_t id = 0x7fffffff;
-    for (int v = threadIdx.x; v < vocab; v += blockDim.x) {
-        double x = value(v);
-        if (x > best) {
-            best = x;
-            id = v;
+    for (int first = threadIdx.x; first < vocab; first += AT_ONCE * blockDim.x) {
+        real x[AT_ONCE];
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) {
+            int v = first + i * (int)blockDim.x;
+            x[i] = v < vocab ? value(v) : -(real)INFINITY;
         }
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++)
+            if ((double)x[i] > best) {
+                best = (double)x[i];
+                id = first + i * (int)blockDim.x;
+            }
     }
     for (int pass = 0; pass < 2; pass++) {
         for (int o = 16; o; o /= 2) {
@@ -42,7 +52,7 @@ template <class A> static __global__ void logits_kernel(const void *y, float *lo
     if (logits)
         for (int v = threadIdx.x; v < vocab; v += blockDim.x) logits[(uint64_t)blockIdx.x * vocab + v] = (float)row[v];
     if (!argmax) return;
-    int32_t id = argmax_block(vocab, [&](int v) { return (double)row[v]; });
+    int32_t id = argmax_block(vocab, [&](int v) { return row[v]; });
     if (threadIdx.x == 0) argmax[blockIdx.x] = id;
 }
 

@@ -1,20 +1,24 @@
 /* Indexer: quantised queries, scores, exact top-k with one tie rule, candidate pools (spec/model.md 2.7). */
 #include "engine/cuda/ops.cuh"
 
-/* iq [place, heads, dim] rotated -> its FP4Q32 values; g scaled. One warp per (row, head) and block of 32. */
-template <class A> static __global__ void query_kernel(dev d, void *iq, void *g, typename A::real factor) {
+/* iq [place, heads, dim] rotated -> its FP4Q32 values; g scaled. A warp per block of 32; blockIdx.y picks which. */
+enum { QUERY_THREADS = 128 };
+template <class A>
+static __global__ void __launch_bounds__(QUERY_THREADS)
+    query_kernel(dev d, void *iq, void *g, typename A::real factor) {
     typedef typename A::real real;
-    int blocks = d.index_heads * d.index_dim / 32, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    for (int b = warp; b < blocks; b += blockDim.x / 32) {
-        real *x = (real *)iq + (uint64_t)blockIdx.x * d.index_heads * d.index_dim + b * 32 + lane;
+    int i = (int)blockIdx.y * QUERY_THREADS + (int)threadIdx.x, width = d.index_heads * d.index_dim;
+    if (i < width) {                            /* whole warps: the width is a multiple of 32 */
+        real *x = (real *)iq + (uint64_t)blockIdx.x * width + i;
         double s = ue8m0_value(pow2_ceil_byte(fmax(group_max<32>((double)*x), 6 * 0x1p-126), 1.0f / 6));
         *x = (real)(e2m1_value(e2m1_encode((double)*x, s)) * s);
     }
-    if (threadIdx.x < d.index_heads) ((real *)g)[(uint64_t)blockIdx.x * d.index_heads + threadIdx.x] *= factor;
+    if (i < d.index_heads) ((real *)g)[(uint64_t)blockIdx.x * d.index_heads + i] *= factor;
 }
 
 template <class A> void launch_index_query(const dev &d, uint32_t n, void *iq, void *g, cudaStream_t s) {
-    query_kernel<A><<<n, 128, 0, s>>>(
+    unsigned blocks = (unsigned)(d.index_heads * d.index_dim + QUERY_THREADS - 1) / QUERY_THREADS;
+    query_kernel<A><<<dim3(n, blocks), QUERY_THREADS, 0, s>>>(
         d, iq, g, (typename A::real)(pow((double)d.index_dim, -0.5) * pow((double)d.index_heads, -0.5)));
 }
 
