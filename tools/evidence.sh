@@ -7,6 +7,7 @@
 #             memcheck racecheck                  compute-sanitizer: the golden vectors of one tiny model; one prompt
 #             bench peers                         cedar bench gpu; torch operators beside its figures
 #             bench_ranks                         its rows about two GPUs: sums, and decode of flash-e128 on one and two
+#             drills                              rank 1 of two GPUs fails, stalls, comes late, differs: tiny, flash-e32
 #             agentx audit                        scenarios/h200-agentx.lua and audit-gpu.lua, with their databases
 #             audit_both                          audit-gpu on the tiny model, GPU beside CPU
 # A part's text ends with its exit status and seconds. EVIDENCE_LIMIT_S (default 590) stops a part that takes longer.
@@ -19,11 +20,11 @@ while getopts o:c:t: option; do
     o) out=$OPTARG ;;
     c) cedar=$OPTARG ;;
     t) tests=$OPTARG ;;
-    *) sed -n 's/^# \{0,1\}//; 3,13p' "$0" >&2; exit 1 ;;
+    *) sed -n 's/^# \{0,1\}//; 3,14p' "$0" >&2; exit 1 ;;
     esac
 done
 shift $((OPTIND - 1))
-[ -n "$out" ] && [ $# -gt 0 ] || { sed -n 's/^# \{0,1\}//; 3,13p' "$0" >&2; exit 1; }
+[ -n "$out" ] && [ $# -gt 0 ] || { sed -n 's/^# \{0,1\}//; 3,14p' "$0" >&2; exit 1; }
 mkdir -p "$out" || exit 1
 sanitizer=$(command -v compute-sanitizer || echo /usr/local/cuda/bin/compute-sanitizer)
 
@@ -40,6 +41,9 @@ command_of() {
     bench_ranks)
         echo "env NCCL_NVLS_ENABLE=0 $cedar bench gpu flash-e128 --csv --repeat ${EVIDENCE_REPEAT:-50}" \
             "--row allreduce --row site --row decode_tp" ;;
+    drills)
+        echo "python3 tests/drills.py --cedar $cedar --out $out/drills backend=cuda"
+        echo "python3 tests/drills.py --cedar $cedar --out $out/drills backend=cuda model=flash-e32 arith=bf16" ;;
     peers) echo "python3 tests/peers/torch_ops.py --repeat ${EVIDENCE_REPEAT:-20} --ours $out/bench.txt" ;;
     agentx) echo "$cedar run scenarios/h200-agentx.lua -r -o $out/h200-agentx.db" ;;
     audit) echo "$cedar run scenarios/audit-gpu.lua -r -o $out/audit-gpu.db" ;;
