@@ -94,7 +94,7 @@ struct expert_tiles {
     uint32_t *pairs;            /* [rows * per_token] place * (per_token + 1) + slot, by expert, then ascending */
     int32_t *tile_expert;       /* [tiles_max] */
     uint32_t *tile_first, *tile_count;  /* [tiles_max] stretches of pairs; a tile without any is skipped */
-    uint32_t tiles_max, width;  /* width: pairs of a tile, at most */
+    uint32_t tiles_max, width;  /* width: pairs of a tile, at most; 8 for few rows, as the kernels for them take it */
     uint32_t pairs_max;
     bool sorted;                /* packed activations lie in the order of `pairs`, where tensor_gather puts them */
 };
