@@ -470,7 +470,6 @@ START_TEST(gated) {
 }
 END_TEST
 
-
 /* --- router ------------------------------------------------------------------------------------------------------- */
 
 /* Scores from a grid of 64 values a 16th apart, so that many tie and no two others are near each other; some are not to
