@@ -196,7 +196,9 @@ struct chain {
     bool apart;                 /* no thread blocks in twos: another rank's waits may leave no room for both */
 };
 
-/* In a kernel: what follows sees all that the kernels before have written; the next one may begin. */
+/* In a kernel: what follows sees all that the kernels before have written; the next one may begin. Most kernels allow
+ * that behind their own wait, so that the next has only the one in front of it to think of. One that is chained and
+ * allows it earlier says what still runs then. */
 static __device__ __forceinline__ void await_launch() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 static __device__ __forceinline__ void allow_launch() {
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");

@@ -12,8 +12,8 @@ static __device__ int32_t token_back(const dev &d, const dev_entry &e, uint32_t 
 enum { ROW_THREADS = 1024 };
 template <class A>
 static __global__ void __launch_bounds__(ROW_THREADS)
-    rows_kernel(dev d, const int64_t *mul, const int64_t *prime, const int64_t *offset, int32_t pad,
-                                   dev_weight embed, void *e_out) {
+    rows_kernel(dev d, const int64_t *mul, const int64_t *prime, const int64_t *offset, int32_t pad, dev_weight embed,
+                void *e_out) {
     typedef typename A::real real;
     uint32_t row = d.active[blockIdx.x];
     const dev_entry &e = d.entries[d.row_entry[row]];

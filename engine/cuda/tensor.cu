@@ -38,21 +38,35 @@ template <int HALVES> static cudaError_t allow_gated() {
                                 HALVES * tiles_stage<fp4_rows>::BLOCK_BYTES);
 }
 
-template <class Weights> static cudaError_t allow_all_tiles() {
-    cudaError_t e = allow_tiles<Weights, 1>();
-    if (!e) e = allow_tiles<Weights, 2>();
-    if (!e) e = allow_tiles<Weights, 4>();
-    if (!e) e = allow_team<Weights, 1>();
-    return e ? e : allow_team<Weights, 2>();
+template <class Weights> static cudaError_t allow_many() {
+    cudaError_t e = allow_shared<Weights, 32>();
+    if (!e) e = allow_shared<Weights, 64>();
+    return e ? e : allow_shared<Weights, 128>();
 }
 
-template <class Weights> static cudaError_t allow_widths() {
+template <class Weights> static cudaError_t allow_dense() {
     cudaError_t e = allow_few<Weights, 1>();
     if (!e) e = allow_few<Weights, 2>();
     if (!e) e = allow_few<Weights, 4>();
-    if (!e) e = allow_shared<Weights, 32>();
-    if (!e) e = allow_shared<Weights, 64>();
-    return e ? e : allow_shared<Weights, 128>();
+    return e ? e : allow_many<Weights>();
+}
+
+static cudaError_t allow_dense_tiles() {
+    cudaError_t e = allow_tiles<fp8_tiles, 1>();
+    if (!e) e = allow_tiles<fp8_tiles, 2>();
+    if (!e) e = allow_tiles<fp8_tiles, 4>();
+    if (!e) e = allow_team<fp8_tiles, 1>();
+    return e ? e : allow_team<fp8_tiles, 2>();
+}
+
+/* Tiles of few rows' pairs are eight wide (tensor_tiles). */
+static cudaError_t allow_experts() {
+    cudaError_t e = allow_few<fp4_rows, 1>();
+    if (!e) e = allow_tiles<fp4_rows, 1>();
+    if (!e) e = allow_team<fp4_rows, 1>();
+    if (!e) e = allow_gated<1>();
+    if (!e) e = allow_gated<2>();
+    return e ? e : allow_many<fp4_rows>();
 }
 
 /* The driver's function that describes an array to the hardware that copies it; NULL if there is none. */
@@ -74,13 +88,10 @@ static encode_map encoder(void) {
 
 cudaError_t tensor_prepare(void) {
     if ((DENSE_TOGETHER || EXPERTS_TOGETHER) && !encoder()) return cudaErrorNotSupported;
-    cudaError_t e = allow_widths<fp8_tiles>();
-    if (!e) e = allow_widths<fp4_rows>();
-    if (!e) e = allow_all_tiles<fp8_tiles>();
-    if (!e) e = allow_all_tiles<fp4_rows>();
-    if (!e) e = allow_gated<1>();
-    if (!e) e = allow_gated<2>();
-    return e ? e : allow_widths<bf16_rows>();
+    cudaError_t e = allow_dense<fp8_tiles>();
+    if (!e) e = allow_dense<bf16_rows>();
+    if (!e) e = allow_dense_tiles();
+    return e ? e : allow_experts();
 }
 
 enum { MULTIPROCESSORS = 132 };
@@ -99,20 +110,15 @@ static unsigned few_blocks(unsigned tiles, unsigned others, unsigned at_once) {
     return best;
 }
 
-/* Tile shape of a launch: the kernel for few rows, or the other, and rows of a tile. */
-struct shape {
-    bool few;
-    int width;
-};
-
-/* Whether a tile of outputs gets so many warps only: as each multiprocessor then has enough of them to hide waiting. */
-static bool warps_a_tile(const source &src, unsigned others, unsigned warps) {
+/* Whether a tile of n_count outputs, `others` times, gets so many warps only: each multiprocessor must then have enough
+ * of them to hide waiting, and run_tiles asks for whole tiles, whole blocks of K, and one a segment. */
+static bool warps_a_tile(int64_t n_count, int64_t k_count, unsigned others, unsigned warps) {
     enum { WARPS_AT_LEAST = 12 };
-    return src.n_count % FEW_N == 0 && src.k_count % K_BLOCK == 0 && src.k_count >= SEGMENTS * K_BLOCK &&
-           src.n_count / FEW_N * others * warps >= WARPS_AT_LEAST * MULTIPROCESSORS;
+    return n_count % FEW_N == 0 && k_count % K_BLOCK == 0 && k_count >= SEGMENTS * K_BLOCK &&
+           n_count / FEW_N * others * warps >= WARPS_AT_LEAST * MULTIPROCESSORS;
 }
 
-/* A kernel whose blocks take so many outputs at a time and are so many a multiprocessor. */
+/* A kernel whose blocks take so many outputs at a time and are so many a multiprocessor; tiles: of rows. */
 template <class Weights>
 static void launch_tiles(void (*kernel)(source), unsigned outputs, unsigned per_sm, unsigned tiles, unsigned z,
                          const source &src, chain s) {
@@ -123,14 +129,13 @@ static void launch_tiles(void (*kernel)(source), unsigned outputs, unsigned per_
 template <class Weights, int TILES> static void launch_few(unsigned tiles, unsigned z, const source &src, chain s) {
     unsigned others = tiles * z, at_once = MULTIPROCESSORS * (unsigned)few_per_sm<Weights>(TILES, false);
     if constexpr (Weights::SCALED) {
-        if (warps_a_tile(src, others, 1))
+        if (warps_a_tile(src.n_count, src.k_count, others, 1))
             return launch_tiles<Weights>(tiles_kernel<Weights, TILES>, FEW_N * TILES_WARPS, tiles_per_sm(TILES),
                                          tiles, z, src, s);
     }
     if constexpr (Weights::SCALED && TILES < 4) {
-        if (warps_a_tile(src, others, TILES_WARPS))
-            return launch_tiles<Weights>(team_kernel<Weights, TILES>, FEW_N, tiles_per_sm(TILES), tiles, z, src,
-                                         s);
+        if (warps_a_tile(src.n_count, src.k_count, others, TILES_WARPS))
+            return launch_tiles<Weights>(team_kernel<Weights, TILES>, FEW_N, tiles_per_sm(TILES), tiles, z, src, s);
     }
     dim3 grid(few_blocks(ceil_div(src.n_count, FEW_N), others, at_once), tiles, z);
     if (grid.x * grid.y * grid.z <= MULTIPROCESSORS)
@@ -173,7 +178,7 @@ static void launch_together(dim3 grid, unsigned threads, size_t shared, const so
     cudaLaunchKernelEx(&config, together_kernel<Weights, WIDTH>, src, map);
 }
 
-template <class Weights, int WIDTH> static void launch_many(dim3 grid, const source &src, chain s) {
+template <class Weights, int WIDTH> static void launch_width(dim3 grid, const source &src, chain s) {
     typedef stage<Weights, WIDTH> stage;
     unsigned threads = 32 * MANY_WARPS, shared = stage::COUNT * stage::BYTES;
     CUtensorMap map;
@@ -182,26 +187,19 @@ template <class Weights, int WIDTH> static void launch_many(dim3 grid, const sou
     else many_kernel<Weights, WIDTH><<<grid, threads, shared, s.stream>>>(src);
 }
 
-template <class Weights> static void launch(const source &src, unsigned tiles, unsigned z, shape sh, chain s) {
-    if (sh.few) {
-        if (sh.width == 8) launch_few<Weights, 1>(tiles, z, src, s);
-        else if (sh.width == 16) launch_few<Weights, 2>(tiles, z, src, s);
-        else launch_few<Weights, 4>(tiles, z, src, s);
-    } else {
-        dim3 many(ceil_div(src.n_count, MANY_N), tiles, z);
-        if (sh.width == 32) launch_many<Weights, 32>(many, src, s);
-        else if (sh.width == 64) launch_many<Weights, 64>(many, src, s);
-        else launch_many<Weights, 128>(many, src, s);
-    }
+template <class Weights>
+static void launch_many(const source &src, unsigned tiles, unsigned z, int width, chain s) {
+    dim3 grid(ceil_div(src.n_count, MANY_N), tiles, z);
+    if (width == 32) launch_width<Weights, 32>(grid, src, s);
+    else if (width == 64) launch_width<Weights, 64>(grid, src, s);
+    else launch_width<Weights, 128>(grid, src, s);
 }
 
 /* The widest tile that still gives every multiprocessor one: narrow tiles decode weights once more each. */
-static shape dense_shape(const source &src, bool woven, unsigned z) {
-    uint32_t rows = src.rows;
-    if (!woven) return shape{ true, rows <= 8 ? 8 : rows <= 16 ? 16 : 32 };
+static int many_width(const source &src, unsigned z) {
     for (int width = 128; width > 32; width /= 2)
-        if (ceil_div(src.n_count, MANY_N) * ceil_div(rows, width) * z >= MULTIPROCESSORS) return shape{ false, width };
-    return shape{ false, 32 };
+        if (ceil_div(src.n_count, MANY_N) * ceil_div(src.rows, width) * z >= MULTIPROCESSORS) return width;
+    return 32;
 }
 
 static source dense_source(const dev_weight &w0, const dev_weight &w1, const operand &x, uint32_t rows, int64_t n_count,
@@ -226,11 +224,22 @@ static source dense_source(const dev_weight &w0, const dev_weight &w1, const ope
     return src;
 }
 
+template <class Weights> static void launch_weights(const source &src, bool woven, unsigned z, chain s) {
+    if (woven) {
+        int width = many_width(src, z);
+        launch_many<Weights>(src, ceil_div(src.rows, width), z, width, s);
+    } else if (src.rows <= 8) {
+        launch_few<Weights, 1>(1, z, src, s);
+    } else if (src.rows <= 16) {
+        launch_few<Weights, 2>(1, z, src, s);
+    } else {
+        launch_few<Weights, 4>(ceil_div(src.rows, 32), z, src, s);
+    }
+}
+
 static void launch_dense(const source &src, bool woven, unsigned z, chain s) {
-    shape sh = dense_shape(src, woven, z);
-    unsigned tiles = ceil_div(src.rows, sh.width);
-    if (src.dense[0].kind == CEDAR_W_BF16) launch<bf16_rows>(src, tiles, z, sh, s);
-    else launch<fp8_tiles>(src, tiles, z, sh, s);
+    if (src.dense[0].kind == CEDAR_W_BF16) launch_weights<bf16_rows>(src, woven, z, s);
+    else launch_weights<fp8_tiles>(src, woven, z, s);
 }
 
 void tensor_linear(const dev_weight &w, const operand &x, uint32_t rows, const result &y, chain s) {
@@ -279,14 +288,15 @@ void tensor_experts(const dev_weight *list, int lists, int list_step, int64_t n_
     src.ldy = y.ld;
     src.kind = y.kind;
     src.z_y = 1;
-    launch<fp4_rows>(src, t.tiles_max, (unsigned)lists, shape{ !woven, (int)t.width }, s);
+    if (woven) launch_many<fp4_rows>(src, t.tiles_max, (unsigned)lists, (int)t.width, s);
+    else launch_few<fp4_rows, 1>(t.tiles_max, (unsigned)lists, src, s);
 }
 
 /* Warps a tile of gates or ups in one launch with their activation, 0: that launch is not for these. */
 static unsigned gated_halves(const dev_moe &m, int64_t k_count, bool woven, const expert_tiles &t) {
-    source src = expert_source(NULL, 0, m.moe_dim, k_count, NULL, 1, t, false);
-    if (woven || m.moe_dim % K_BLOCK) return 0;
-    return warps_a_tile(src, 2 * t.tiles_max, 1) ? 1 : warps_a_tile(src, 2 * t.tiles_max, 2) ? 2 : 0;
+    if (woven || m.moe_dim % K_BLOCK) return 0;     /* rows have no padding to fill, and end with whole steps */
+    if (warps_a_tile(m.moe_dim, k_count, 2 * t.tiles_max, 1)) return 1;
+    return warps_a_tile(m.moe_dim, k_count, 2 * t.tiles_max, 2) ? 2 : 0;
 }
 
 bool tensor_gated_can(const dev_moe &m, int64_t k_count, bool woven, const expert_tiles &t) {

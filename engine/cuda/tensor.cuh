@@ -11,7 +11,7 @@
  * Order of K   Blocks of 128. Thread t of a quad takes of each half of a block the 16 values of a row from 16 t on, and
  *              feeds them, eight at a time, to two instructions as the pairs (0,4) (1,5) and (2,6) (3,7): the order in
  *              which FP4 codes come apart with two masks; whole sectors are read, and 16 values have one scale.
- *              Activations hold each eight as those pairs: plain, one eight after the other, for the kernel for few
+ *              Activations hold each eight as those pairs: plain, one eight after the other, for the kernels for few
  *              rows, or woven, in the order of the instructions. */
 #ifndef CEDAR_ENGINE_CUDA_TENSOR_CUH
 #define CEDAR_ENGINE_CUDA_TENSOR_CUH
@@ -94,7 +94,7 @@ struct expert_tiles {
     uint32_t *pairs;            /* [rows * per_token] place * (per_token + 1) + slot, by expert, then ascending */
     int32_t *tile_expert;       /* [tiles_max] */
     uint32_t *tile_first, *tile_count;  /* [tiles_max] stretches of pairs; a tile without any is skipped */
-    uint32_t tiles_max, width;  /* width: pairs of a tile, at most */
+    uint32_t tiles_max, width;  /* width: pairs of a tile, at most; 8 for few rows, as the kernels for them take it */
     uint32_t pairs_max;
     bool sorted;                /* packed activations lie in the order of `pairs`, where tensor_gather puts them */
 };
@@ -179,7 +179,8 @@ void tensor_keys(const dev &d, uint32_t first, uint32_t n, int layer, int part, 
 
 /* The same for whole rows, if the shape is that of the real model, or a rank's share of its heads: q as wq_b left it,
  * in bf16, which is rotated on the way; out packed [place, groups of heads, heads_per_group * head_dim], rotated back:
- * what wo_a reads. */
+ * what wo_a reads. The kernel after it in s may begin before the last two launches here have ended: of what they write
+ * (logits, out) it may read nothing before it waits. */
 bool tensor_attention_rows_can(const dev &d, const cedar_layout &l, const attention_work &w);
 int tensor_attention_rows_heads(void);      /* w.logits has room for so many, whatever d.heads is */
 cudaError_t tensor_attention_prepare(void);

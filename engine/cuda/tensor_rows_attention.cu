@@ -790,7 +790,7 @@ static void launch_slices(const dev &d, uint32_t n, const row_work &r, const att
                    d, r, w);
 }
 
-/* The smaller blocks as long as a machine has a multiprocessor for each. */
+/* The smaller blocks as long as a machine has about a multiprocessor for each. */
 static void launch_spread(const dev &d, uint32_t n, const row_work &r, const attention_work &w, chain s) {
     if (n <= 4) launch_tiles<16>(d, n, r, w, s);
     else launch_tiles<32>(d, n, r, w, s);

@@ -315,46 +315,76 @@ static void check_whole(const char *what, const matrix *m, const batch *b, int s
         }
 }
 
-/* Two at once, groups, and rows with others between them are the linear layers they stand for. */
-START_TEST(linear_two_and_groups) {
-    enum { N = 160, K = 288, GROUPS = 4, PART = 256, GK = 672 };
-    gpu_start();
-    matrix m0 = make_matrix(CEDAR_W_TILES, N, K, false), m1 = make_matrix(CEDAR_W_TILES, N, K, false),
-           g = make_matrix(CEDAR_W_TILES, GROUPS * PART, GK, true);
-    batch b = make_batch(ROWS, K, false), gb = make_batch(ROWS * GROUPS, GK, true);
-    float *want[2], *got = malloc((size_t)ROWS * GROUPS * PART * sizeof *got);
+/* Two weights of n outputs and GROUPS groups of `part`, with up to so many rows. */
+enum { GROUPS = 4 };
+static const struct { int64_t n, k, part, part_k; uint32_t rows; } joint_shapes[] = {
+    { 160, 288, 256, 672, ROWS },
+    { 3200, 1152, 1600, 1024, 17 },     /* few rows: four warps a tile of all weights together */
+    { 12800, 1024, 6400, 1024, 9 },     /* a warp a tile */
+};
+enum { JOINT_SHAPES = sizeof joint_shapes / sizeof *joint_shapes };
+
+/* Both have the bits of one by one, with the kernel for many rows. */
+static void check_two(int64_t n, int64_t k, uint32_t most) {
+    matrix m[2];
+    float *want[2], *got = malloc((size_t)(most * n) * sizeof *got);
+    batch b = make_batch(most, k, false);
     for (int i = 0; i < 2; i++) {
-        want[i] = malloc((size_t)ROWS * N * sizeof **want);
-        run_linear(i ? &m1.dev : &m0.dev, &b, ROWS, 0, want[i]);
+        m[i] = make_matrix(CEDAR_W_TILES, n, k, false);
+        want[i] = malloc((size_t)(most * n) * sizeof **want);
+        run_linear(&m[i].dev, &b, most, 0, want[i]);
     }
     for (int c = 0; c < ROW_COUNTS; c++) {
         uint32_t rows = row_counts[c];
         bool woven = rows > (uint32_t)gpu_few_rows();
-        float *y[2] = { gpu_put(NULL, (size_t)rows * N * 4), gpu_put(NULL, (size_t)rows * N * 4) },
-              *yg = gpu_put(NULL, (size_t)rows * GROUPS * PART * 4);
-        gpu_linear_two(&m0.dev, &m1.dev, &(gpu_operand){ b.packed[woven], NULL, 1, 0, woven }, rows, y[0], y[1], N,
+        size_t bytes = (size_t)(rows * n) * sizeof *got;
+        if (rows > most) continue;
+        float *y[2] = { gpu_put(NULL, bytes), gpu_put(NULL, bytes) };
+        gpu_linear_two(&m[0].dev, &m[1].dev, &(gpu_operand){ b.packed[woven], NULL, 1, 0, woven }, rows, y[0], y[1], n,
                        false);
         for (int i = 0; i < 2; i++) {
-            gpu_get(got, y[i], (size_t)rows * N * 4);
-            ck_assert_msg(!memcmp(got, want[i], (size_t)rows * N * 4), "%u rows: weight %d of two differs", rows, i);
+            gpu_get(got, y[i], bytes);
+            ck_assert_msg(!memcmp(got, want[i], bytes), "%u rows: weight %d of two differs", rows, i);
             gpu_drop(y[i]);
         }
-        gpu_groups(&g.dev, GROUPS, &(gpu_operand){ gb.packed[woven], NULL, GROUPS, 0, woven }, rows, yg, GROUPS * PART);
-        gpu_get(got, yg, (size_t)rows * GROUPS * PART * 4);
-        check_whole("groups", &g, &gb, GROUPS, 0, PART, rows, got);
-        gpu_linear(&g.dev, &(gpu_operand){ gb.packed[woven], NULL, GROUPS, 3, woven }, rows, yg, GROUPS * PART, true);
-        gpu_get(got, yg, (size_t)rows * GROUPS * PART * 4);
-        check_whole("every fourth row", &g, &gb, GROUPS, 3, GROUPS * PART, rows, got);
-        gpu_drop(yg);
     }
-    free(got);
-    free(want[0]);
-    free(want[1]);
+    for (int i = 0; i < 2; i++) {
+        drop_matrix(&m[i]);
+        free(want[i]);
+    }
     drop_batch(&b);
-    drop_batch(&gb);
-    drop_matrix(&m0);
-    drop_matrix(&m1);
-    drop_matrix(&g);
+    free(got);
+}
+
+static void check_groups(int64_t part, int64_t k, uint32_t most) {
+    int64_t n = GROUPS * part;
+    matrix m = make_matrix(CEDAR_W_TILES, n, k, true);
+    batch b = make_batch(most * GROUPS, k, true);
+    float *got = malloc((size_t)(most * n) * sizeof *got);
+    for (int c = 0; c < ROW_COUNTS; c++) {
+        uint32_t rows = row_counts[c];
+        bool woven = rows > (uint32_t)gpu_few_rows();
+        size_t bytes = (size_t)(rows * n) * sizeof *got;
+        if (rows > most) continue;
+        float *y = gpu_put(NULL, bytes);
+        gpu_groups(&m.dev, GROUPS, &(gpu_operand){ b.packed[woven], NULL, GROUPS, 0, woven }, rows, y, n);
+        gpu_get(got, y, bytes);
+        check_whole("groups", &m, &b, GROUPS, 0, part, rows, got);
+        gpu_linear(&m.dev, &(gpu_operand){ b.packed[woven], NULL, GROUPS, 3, woven }, rows, y, n, true);
+        gpu_get(got, y, bytes);
+        check_whole("every fourth row", &m, &b, GROUPS, 3, n, rows, got);
+        gpu_drop(y);
+    }
+    drop_matrix(&m);
+    drop_batch(&b);
+    free(got);
+}
+
+/* Two at once, groups, and rows with others between them are the linear layers they stand for. */
+START_TEST(linear_two_and_groups) {
+    gpu_start();
+    check_two(joint_shapes[_i].n, joint_shapes[_i].k, joint_shapes[_i].rows);
+    check_groups(joint_shapes[_i].part, joint_shapes[_i].part_k, joint_shapes[_i].rows);
 }
 END_TEST
 
@@ -469,7 +499,6 @@ START_TEST(gated) {
     for (int e = 0; e < 2 * EXPERTS; e++) drop_matrix(&m[e]);
 }
 END_TEST
-
 
 /* --- router ------------------------------------------------------------------------------------------------------- */
 
@@ -1129,7 +1158,7 @@ Suite *gpu_operators_suite(void) {
     tcase_add_test(t, packing);
     tcase_add_test(t, codes);
     tcase_add_loop_test(t, linear, 0, LINEAR_SHAPES);
-    tcase_add_test(t, linear_two_and_groups);
+    tcase_add_loop_test(t, linear_two_and_groups, 0, JOINT_SHAPES);
     tcase_add_loop_test(t, experts, 0, ROW_COUNTS);
     tcase_add_test(t, gated);
     tcase_add_test(t, routes);
