@@ -25,6 +25,10 @@ while getopts o:c:t: option; do
 done
 shift $((OPTIND - 1))
 [ -n "$out" ] && [ $# -gt 0 ] || { sed -n 's/^# \{0,1\}//; 3,14p' "$0" >&2; exit 1; }
+case "$out$cedar$tests" in *[[:space:]]*)
+    echo "evidence.sh: a path with a blank; the parts' commands are split at blanks" >&2
+    exit 1 ;;
+esac
 mkdir -p "$out" || exit 1
 sanitizer=$(command -v compute-sanitizer || echo /usr/local/cuda/bin/compute-sanitizer)
 
