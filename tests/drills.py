@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Drills of several ranks: rank 1 of 2 fails, stalls, comes late or differs in step 5 of a run.
 
-    tests/drills.py [--cedar CEDAR] [--out FOLDER] [OPTION=VALUE...] [WHAT...]
+    tests/drills.py [--cedar CEDAR] [--out FOLDER] [OPTION=VALUE...] [WHAT...]      (from the root of the tree)
 
 A drill passes when the run ends within 10 s of the fault with the exit status and the sentence that name it, and its
 database is whole: integrity, the four steps before the fault, and a run that says why it failed. Prints a line a drill;
@@ -17,6 +17,7 @@ import sys
 import time
 
 LIMIT_S = 10
+GIVE_UP_S = 600                 # a program that hangs
 DRILLS = {                      # exit status, and what the last sentence must say
     "fail": (3, r"rank 1 of 2 failed at step 5"),
     "stall": (3, r"rank 1 of 2 stalled at step 5: .*; rank 1 of 2 has not come back, so the memory"),
@@ -29,34 +30,54 @@ def command(args, db):
     return [args.cedar, "run", "-q", "-r", "tests/e2e.lua", "-o", db, "gpus=2", "backend=cpu"] + args.options
 
 
+def timed(command_line, environment):
+    start = time.monotonic()
+    run = subprocess.run(command_line, env=environment, capture_output=True, text=True, check=False, timeout=GIVE_UP_S)
+    return run, time.monotonic() - start
+
+
 def seconds_undisturbed(args):
     """Opening a large model may take longer than any drill."""
-    start = time.monotonic()
-    run = subprocess.run(command(args, os.path.join(args.out, "none.db")) + ["turns_max=1"], capture_output=True,
-                         text=True, check=False)
+    try:
+        run, took_s = timed(command(args, os.path.join(args.out, "none.db")) + ["turns_max=1"], os.environ)
+    except OSError as e:
+        sys.exit(f"drills: --cedar {args.cedar} cannot be run: {e.strerror}")
+    except subprocess.TimeoutExpired:
+        sys.exit(f"drills: an undisturbed run has not ended after {GIVE_UP_S} s")
     if run.returncode:
         sys.exit(f"drills: an undisturbed run fails: {run.stderr.strip()}")
-    return time.monotonic() - start
+    return took_s
 
 
 def database_faults(db):
-    with sqlite3.connect(db) as d:
-        if d.execute("PRAGMA integrity_check").fetchone()[0] != "ok":
-            yield "the database is damaged"
+    if not os.path.exists(db):
+        return ["there is no database"]
+    d = sqlite3.connect(db)
+    try:
+        integrity = d.execute("PRAGMA integrity_check").fetchone()[0]
         steps = d.execute("SELECT count(*) FROM steps").fetchone()[0]
-        if steps != 4:
-            yield f"{steps} steps are there, not 4"
-        status, error = d.execute("SELECT status, error FROM runs").fetchone()
-        if status != "failed" or not re.search(r"rank 1 of 2.*step 5", error or ""):
-            yield f"the run says {status}: {error}"
+        status, error = d.execute("SELECT status, error FROM runs").fetchone() or (None, None)
+    except sqlite3.Error as e:
+        return [f"the database cannot be read: {e}"]
+    finally:
+        d.close()
+    faults = []
+    if integrity != "ok":
+        faults.append(f"the database is damaged: {integrity}")
+    if steps != 4:
+        faults.append(f"{steps} steps are there, not 4")
+    if status != "failed" or not re.search(r"rank 1 of 2.*step 5", error or ""):
+        faults.append(f"the run says {status}: {error}")
+    return faults
 
 
 def drill(args, what, begin_s):
     db = os.path.join(args.out, f"rank-{what}.db")
-    start = time.monotonic()
-    run = subprocess.run(command(args, db), env=dict(os.environ, CEDAR_RANK_FAULT=f"1:5:{what}"), capture_output=True,
-                         text=True, check=False)
-    took_s = time.monotonic() - start
+    try:
+        run, took_s = timed(command(args, db), dict(os.environ, CEDAR_RANK_FAULT=f"1:5:{what}"))
+    except subprocess.TimeoutExpired:
+        print(f"{what}: it has not ended after {GIVE_UP_S} s", flush=True)
+        return False
     status, sentence = DRILLS[what]
     faults = []
     if run.returncode != status:
