@@ -24,8 +24,8 @@ static const struct shape {
     { "tests/golden/tiny-s1", CEDAR_BF16, 160, STREAMS, 20, 2, false },
     { "tests/golden/tiny2-s1", CEDAR_F32, 160, STREAMS, 20, 2, false },
     { "tests/golden/tiny2-s1", CEDAR_BF16, 160, STREAMS, 20, 3, false },
-    { "scenarios/models/flash-e32.json", CEDAR_BF16, 150, 2, 4, 1, false },
-    { "scenarios/models/flash-e32.json", CEDAR_BF16, 150, 2, 4, 2, true },
+    { "scenarios/models/flash-e32.json", CEDAR_BF16, 260, 3, 8, 1, false },
+    { "scenarios/models/flash-e32.json", CEDAR_BF16, 260, 3, 4, 2, true },
 };
 enum { SHAPES = sizeof shapes / sizeof *shapes, SMALL = SHAPES - 2 };
 
