@@ -1043,8 +1043,8 @@ template <class A> struct forward {
         tensor_expand(d, n, b->w.sum, b->n ? chain{ s, false } : chained());
     }
 
-    /* Rows [first, first + count) of the list: m.out of this rank's part of the experts; next: as in ffn; last: what
-     * follows the kernel that left it. */
+    /* Rows [first, first + count) of the list: m.out of this rank's part of the experts; next: as in ffn; last: how
+     * the kernel that reads it is launched. */
     void end_experts(uint32_t first, uint32_t count, const dev_moe &m, int32_t next, chain last) {
         bool none = m.moe_dim == 0;
         chain alone = { s, false };             /* after a join */
