@@ -17,10 +17,16 @@
 #include "base/hash.h"
 #include "base/mem.h"
 #include "engine/backend.h"
+#include "engine/watch.h"
 
 /* How long a broken group waits for ranks that are still at work, and closing for those left behind; how long a rank
  * that is drilled to be late stays away: longer than the others wait for it, and than those two. */
 enum { GRACE_MS = 2000, SETTLE_MS = 1000, LATE_MS = 9000, LOOK_MS = 100 };
+
+/* How long a rank watches for the next job before it sleeps (a guess of what the caller does between two steps), and
+ * how long the caller watches before and after the time at which a job should end: waking up takes it some 100 us. */
+#define WATCH_JOB_NS 1000000
+#define WATCH_END_NS 200000
 
 typedef enum job { JOB_NONE, JOB_OPEN, JOB_STEP, JOB_DRAFT, JOB_CLOSE, JOB_QUIT } job;
 typedef enum fault { FAULT_NONE, FAULT_FAIL, FAULT_STALL, FAULT_LATE, FAULT_DIFFER } fault;
@@ -34,6 +40,7 @@ typedef struct member {
     void *impl;                     /* of the inner backend */
     pthread_t thread;
     bool started, busy;
+    cedar_watcher watcher;
     cedar_status st;                /* of opening */
     cedar_err err;
     cedar_step_out out;             /* other ranks look at it */
@@ -52,8 +59,10 @@ struct group {
     cedar_ranks *meeting;
     pthread_mutex_t lock;
     pthread_cond_t posted, done;
-    uint64_t round;                 /* jobs posted */
-    job job;
+    _Atomic uint64_t round, ended;  /* jobs posted, and jobs that all ranks are done with; watched without the lock */
+    _Atomic job job;
+    cedar_watcher watcher;          /* the caller */
+    int64_t took_ns[JOB_QUIT + 1];  /* the last job of each kind */
     _Atomic bool abandoned;         /* a rank did not come back */
     uint64_t steps;
     /* the drill */
@@ -178,27 +187,6 @@ static void run_job(member *m, job j) {
     }
 }
 
-static void *rank_main(void *arg) {
-    member *m = arg;
-    group *g = m->g;
-    uint64_t seen = 0;
-    for (job j = JOB_NONE; j != JOB_QUIT;) {
-        pthread_mutex_lock(&g->lock);
-        while (g->round == seen) pthread_cond_wait(&g->posted, &g->lock);
-        seen = g->round;
-        j = g->job;
-        pthread_mutex_unlock(&g->lock);
-        run_job(m, j);
-        pthread_mutex_lock(&g->lock);
-        m->busy = false;
-        pthread_cond_signal(&g->done);
-        pthread_mutex_unlock(&g->lock);
-    }
-    return NULL;
-}
-
-/* --- all of them -------------------------------------------------------------------------------------------------- */
-
 /* The lock is held. */
 static bool any_busy(const group *g) {
     for (uint32_t r = 0; r < g->ranks; r++)
@@ -206,15 +194,48 @@ static bool any_busy(const group *g) {
     return false;
 }
 
-/* The lock is held. Until a rank is done, or for a moment. */
-static void wait_briefly(group *g) {
+static void end_job(member *m) {
+    group *g = m->g;
+    pthread_mutex_lock(&g->lock);
+    m->busy = false;
+    pthread_cond_signal(&g->done);
+    if (!any_busy(g)) g->ended++;
+    pthread_mutex_unlock(&g->lock);
+}
+
+static void *rank_main(void *arg) {
+    member *m = arg;
+    group *g = m->g;
+    uint64_t seen = 0;
+    for (job j = JOB_NONE; j != JOB_QUIT;) {
+        if (!cedar_watch(&m->watcher, &g->round, seen, WATCH_JOB_NS)) {
+            pthread_mutex_lock(&g->lock);
+            while (g->round == seen) pthread_cond_wait(&g->posted, &g->lock);
+            pthread_mutex_unlock(&g->lock);
+        }
+        /* no other is posted before this rank is done with it */
+        seen = g->round;
+        j = g->job;
+        run_job(m, j);
+        end_job(m);
+    }
+    return NULL;
+}
+
+/* --- all of them -------------------------------------------------------------------------------------------------- */
+
+/* The lock is held. Until a rank is done, or that time, or for a moment. */
+static void wait_briefly(group *g, int64_t most_ns) {
     int64_t until = cedar_now_ns() + LOOK_MS * 1000000ll;
+    if (until > most_ns) until = most_ns;
     struct timespec at = { .tv_sec = until / 1000000000, .tv_nsec = until % 1000000000 };
     pthread_cond_timedwait(&g->done, &g->lock, &at);
 }
 
-/* The lock is held. Waits for all ranks; in a broken group for a while only, but when opening or closing, which end. */
-static void await(group *g, job j) {
+/* The lock is held, but while watching. Waits for all ranks; in a broken group for a while only, but when opening or
+ * closing, which end. To be woken takes long: the caller wakes up on its own at watch_at, before the job should end. */
+static void await(group *g, job j, int64_t watch_at) {
+    uint64_t ended = g->ended;
     int64_t broken_at = 0;
     while (any_busy(g)) {
         int64_t now = cedar_now_ns();
@@ -226,19 +247,28 @@ static void await(group *g, job j) {
                 return;
             }
         }
-        wait_briefly(g);
+        if (now < watch_at) {
+            wait_briefly(g, watch_at);
+        } else {
+            watch_at = INT64_MAX;
+            pthread_mutex_unlock(&g->lock);
+            (void)cedar_watch(&g->watcher, &g->ended, ended, 2 * WATCH_END_NS);
+            pthread_mutex_lock(&g->lock);
+        }
     }
 }
 
-/* Runs a job on all ranks and returns when they are done. */
+/* Runs a job on all ranks and returns when they are done. It should take as long as the last of its kind did. */
 static void post(group *g, job j) {
+    int64_t start = cedar_now_ns();
     pthread_mutex_lock(&g->lock);
-    g->job = j;
-    g->round++;
     for (uint32_t r = 0; r < g->ranks; r++) g->member[r].busy = g->member[r].started;
     pthread_cond_broadcast(&g->posted);
-    await(g, j);
+    g->job = j;
+    g->round++;
+    await(g, j, start + g->took_ns[j] - WATCH_END_NS);
     pthread_mutex_unlock(&g->lock);
+    g->took_ns[j] = cedar_now_ns() - start;
 }
 
 static cedar_status group_settle(void *self, cedar_err *err) {
@@ -247,7 +277,7 @@ static cedar_status group_settle(void *self, cedar_err *err) {
     int64_t until = cedar_now_ns() + SETTLE_MS * 1000000ll;
     uint32_t r = 0;
     pthread_mutex_lock(&g->lock);
-    while (any_busy(g) && cedar_now_ns() < until) wait_briefly(g);
+    while (any_busy(g) && cedar_now_ns() < until) wait_briefly(g, until);
     while (r < g->ranks && !g->member[r].busy) r++;
     pthread_mutex_unlock(&g->lock);
     if (r < g->ranks)

@@ -9,16 +9,20 @@
 
 #include "base/clock.h"
 #include "base/mem.h"
+#include "engine/watch.h"
 
 /* What is left of the limit once the user has asked to stop, and how often a rank that waits looks for that. */
 #define STOP_NS 1000000000
 #define LOOK_NS 100000000
+/* How long a rank watches for the others before it sleeps: ranks do the same work. */
+#define WATCH_NS 200000
 
 typedef struct place {
     bool here;                  /* waits at the present meeting */
-    int64_t left_ns;            /* when it left the last one */
+    int64_t left_ns;            /* when it left the last one; its own, and the group's between steps */
     uint64_t value;             /* brought to agree */
     void *pointer;              /* brought to share */
+    cedar_watcher watcher;
 } place;
 
 struct cedar_ranks {
@@ -29,7 +33,7 @@ struct cedar_ranks {
     pthread_cond_t moved;       /* a meeting is complete, or the group is broken */
     place *place;               /* [ranks] */
     uint32_t here;
-    uint64_t round;             /* meetings completed */
+    _Atomic uint64_t round;     /* meetings completed, and one more when the group breaks; watched without the lock */
     const char *what;
     uint64_t number;
     _Atomic bool broken;
@@ -77,6 +81,7 @@ static void break_group(cedar_ranks *g, const cedar_err *why) {
     if (atomic_load(&g->broken)) return;
     g->why = *why;
     atomic_store(&g->broken, true);
+    g->round++;
     pthread_cond_broadcast(&g->moved);
 }
 
@@ -101,10 +106,10 @@ static struct timespec at_time(int64_t ns) {
     return (struct timespec){ .tv_sec = (time_t)(ns / 1000000000), .tv_nsec = (long)(ns % 1000000000) };
 }
 
-/* The lock is held. Waits until the meeting is complete or the group broken. limit_ns 0: for ever. */
-static void wait_for_others(cedar_ranks *g, uint64_t round, int64_t limit_ns) {
-    int64_t start = cedar_now_ns(), waited = 0;
-    while (g->round == round && !atomic_load(&g->broken)) {
+/* The lock is held. Waits until the meeting is complete or the group broken. The limit counts from `start`; 0: none. */
+static void wait_for_others(cedar_ranks *g, uint64_t round, int64_t start, int64_t limit_ns) {
+    int64_t waited = 0;
+    while (g->round == round) {
         int64_t left = limit_ns - waited;
         struct timespec until = at_time(start + waited + (g->stop && left > LOOK_NS ? LOOK_NS : left));
         if (!limit_ns) pthread_cond_wait(&g->moved, &g->lock);
@@ -129,20 +134,31 @@ static void compare(cedar_ranks *g, const char *what) {
 }
 
 /* The lock is held. */
+static void complete(cedar_ranks *g, const char *agree) {
+    if (agree) compare(g, agree);
+    for (uint32_t r = 0; r < g->ranks; r++) g->place[r].here = false;
+    g->here = 0;
+    g->round++;
+    pthread_cond_broadcast(&g->moved);
+}
+
+/* The lock is held, and given back. Who sees the meeting complete while it watches does not need it again. */
 static bool arrive(cedar_ranks *g, uint32_t rank, bool limited, const char *agree) {
-    if (atomic_load(&g->broken)) return false;
     place *p = &g->place[rank];
     uint64_t round = g->round;
-    int64_t worked = cedar_now_ns() - p->left_ns;
+    int64_t now = cedar_now_ns(), worked = now - p->left_ns;
+    if (atomic_load(&g->broken)) {
+        pthread_mutex_unlock(&g->lock);
+        return false;
+    }
     p->here = true;
-    if (++g->here == g->ranks) {
-        if (agree) compare(g, agree);
-        for (uint32_t r = 0; r < g->ranks; r++) g->place[r].here = false;
-        g->here = 0;
-        g->round++;
-        pthread_cond_broadcast(&g->moved);
-    } else {
-        wait_for_others(g, round, limited ? g->limit_ns + 4 * worked : 0);
+    bool last = ++g->here == g->ranks;
+    if (last) complete(g, agree);
+    pthread_mutex_unlock(&g->lock);
+    if (!last && !cedar_watch(&p->watcher, &g->round, round, WATCH_NS)) {
+        pthread_mutex_lock(&g->lock);
+        wait_for_others(g, round, now, limited ? g->limit_ns + 4 * worked : 0);
+        pthread_mutex_unlock(&g->lock);
     }
     p->left_ns = cedar_now_ns();
     return !atomic_load(&g->broken);
@@ -150,28 +166,23 @@ static bool arrive(cedar_ranks *g, uint32_t rank, bool limited, const char *agre
 
 bool cedar_ranks_meet(cedar_ranks *g, uint32_t rank) {
     pthread_mutex_lock(&g->lock);
-    bool whole = arrive(g, rank, true, NULL);
-    pthread_mutex_unlock(&g->lock);
-    return whole;
+    return arrive(g, rank, true, NULL);
 }
 
 bool cedar_ranks_agree(cedar_ranks *g, uint32_t rank, uint64_t value, const char *what) {
     pthread_mutex_lock(&g->lock);
     g->place[rank].value = value;
-    bool whole = arrive(g, rank, true, what);
-    pthread_mutex_unlock(&g->lock);
-    return whole;
+    return arrive(g, rank, true, what);
 }
 
 bool cedar_ranks_share(cedar_ranks *g, uint32_t rank, void *mine, void **all) {
     pthread_mutex_lock(&g->lock);
     g->place[rank].pointer = mine;
-    bool whole = arrive(g, rank, false, NULL);
-    for (uint32_t r = 0; r < g->ranks && whole; r++) all[r] = g->place[r].pointer;
+    if (!arrive(g, rank, false, NULL)) return false;
+    for (uint32_t r = 0; r < g->ranks; r++) all[r] = g->place[r].pointer;
     /* nobody posts the next pointer before all have read this one */
-    whole = whole && arrive(g, rank, false, NULL);
-    pthread_mutex_unlock(&g->lock);
-    return whole;
+    pthread_mutex_lock(&g->lock);
+    return arrive(g, rank, false, NULL);
 }
 
 void cedar_ranks_fail(cedar_ranks *g, uint32_t rank, cedar_status code, const char *message) {

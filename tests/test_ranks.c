@@ -4,12 +4,14 @@
 #include "tests/walks.h"
 
 #include <pthread.h>
+#include <sched.h>
 #include <stdatomic.h>
 
 #include "base/clock.h"
 #include "engine/cpu/cpu_int.h"
 #include "engine/ranks.h"
 #include "engine/shard.h"
+#include "engine/watch.h"
 
 /* --- shares ------------------------------------------------------------------------------------------------------- */
 
@@ -350,6 +352,48 @@ START_TEST(a_rank_that_fails_frees_the_others) {
 }
 END_TEST
 
+START_TEST(watching_ends) {
+    cedar_watcher w = { 0 };
+    _Atomic uint64_t word = 5;
+    ck_assert(cedar_watch(&w, &word, 4, SHORT_NS));
+    int64_t start = cedar_now_ns();
+    ck_assert(!cedar_watch(&w, &word, 5, SHORT_NS));
+    ck_assert_int_lt(cedar_now_ns() - start, 40ll * SHORT_NS);
+    w.sleeps_until = cedar_now_ns() + 10 * SHORT_NS;
+    ck_assert(!cedar_watch(&w, &word, 4, SHORT_NS));
+    w.sleeps_until = cedar_now_ns();
+    ck_assert(cedar_watch(&w, &word, 4, SHORT_NS));
+}
+END_TEST
+
+static void *work_until(void *arg) {
+    _Atomic bool *stop = arg;
+    while (!atomic_load(stop)) continue;
+    return NULL;
+}
+
+START_TEST(a_watcher_leaves_the_processor_to_one_that_works) {
+    cedar_watcher w = { 0 };
+    _Atomic uint64_t word = 5;
+    _Atomic bool stop = false;
+    pthread_t worker;
+    cpu_set_t usable, one;
+    ck_assert(!sched_getaffinity(0, sizeof usable, &usable));
+    CPU_ZERO(&one);
+    CPU_SET((size_t)sched_getcpu(), &one);
+    ck_assert(!sched_setaffinity(0, sizeof one, &one));         /* what is started now shares it */
+    ck_assert(!pthread_create(&worker, NULL, work_until, &stop));
+    int64_t start = cedar_now_ns();
+    ck_assert(!cedar_watch(&w, &word, 5, CEDAR_RANKS_LIMIT_NS));
+    int64_t took = cedar_now_ns() - start;
+    atomic_store(&stop, true);
+    pthread_join(worker, NULL);
+    ck_assert(!sched_setaffinity(0, sizeof usable, &usable));
+    ck_assert_int_lt(took, CEDAR_RANKS_LIMIT_NS);
+    ck_assert_int_gt(w.sleeps_until, start);
+}
+END_TEST
+
 /* --- together they are one engine --------------------------------------------------------------------------------- */
 
 /* tiny-s1-ref is left out: it pins the roundings of one rank in bf16, and each rank's part is rounded once more. */
@@ -492,6 +536,29 @@ static cedar_status one_step(rig *r, int32_t seq, uint32_t rows, cedar_err *said
     cedar_step_out out = { .argmax = picks };
     return cedar_engine_step(r->e, &plan, &out, said);
 }
+
+static int64_t processor_ns(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+START_TEST(ranks_without_work_sleep) {
+    cedar_engine_opts o = rig_opts(CEDAR_F32);
+    o.gpus = 2;
+    rig r = rig_open("tests/golden/tiny-s1", &o);
+    int32_t seq = rig_seq(&r);
+    for (int i = 0; i < 3; i++) {
+        OK(one_step(&r, seq, 1, err));
+        wait_ms(100);
+        int64_t before = processor_ns();
+        wait_ms(300);
+        ck_assert_int_lt(processor_ns() - before, 30000000);
+    }
+    cedar_seq_close(r.e, seq);
+    rig_close(&r);
+}
+END_TEST
 
 /* Rank 1 does `what` in the third step; the rig is as the failure left it. */
 static rig drilled(const char *what, cedar_status status, const char *says, int64_t most_ns) {
@@ -681,6 +748,9 @@ static Suite *ranks_suite(void) {
     tcase_add_test(t, a_stop_cuts_the_waiting_short);
     tcase_add_test(t, a_rank_that_differs_is_named);
     tcase_add_test(t, a_rank_that_fails_frees_the_others);
+    tcase_add_test(t, watching_ends);
+    tcase_add_test(t, a_watcher_leaves_the_processor_to_one_that_works);
+    tcase_add_test(t, ranks_without_work_sleep);
     suite_add_tcase(s, t);
     t = tcase_create("one engine");
     tcase_set_timeout(t, 600);
