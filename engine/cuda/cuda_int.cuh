@@ -204,6 +204,10 @@ static __device__ __forceinline__ void allow_launch() {
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }
 
+/* Before a wait: what the way to p takes is then done. That is also reading its pointer, as a kernel's parameters come
+ * from memory. */
+static __device__ __forceinline__ void prefetch(const void *p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
+
 template <class... Parameters, class... Arguments>
 static void launch_chained(void (*kernel)(Parameters...), dim3 grid, unsigned threads, size_t shared, chain s,
                            const Arguments &...arguments) {

@@ -54,6 +54,8 @@ static __device__ __forceinline__ uint32_t ordered(float x) {
     return u & 0x80000000u ? ~u : u | 0x80000000u;
 }
 
+static __device__ __forceinline__ float route_score(float x) { return real_sqrt(x > 20 ? x : real_log1p(real_exp(x))); }
+
 /* What route_kernel does (moe.cu), a warp a row, with the scores in registers, EACH a lane; then sort_few. The same
  * bits: each score, the sum in ascending id and the division are computed alike. */
 template <int EACH>
@@ -69,13 +71,11 @@ static __global__ void __launch_bounds__(32 * FEW_ROWS) route_few(dev_moe m, uin
     await_launch();
     allow_launch();
 #pragma unroll
+    for (int i = 0; i < EACH; i++) score[i] = lane + 32 * i < m.experts ? z[lane + 32 * i] : 0;
+#pragma unroll
     for (int i = 0; i < EACH; i++) {
-        score[i] = 0;
-        key[i] = 0;
-        if (lane + 32 * i >= m.experts) continue;
-        float x = z[lane + 32 * i];
-        score[i] = real_sqrt(x > 20 ? x : real_log1p(real_exp(x)));
-        key[i] = ordered(score[i] + added[i]);
+        score[i] = route_score(score[i]);
+        key[i] = lane + 32 * i < m.experts ? ordered(score[i] + added[i]) : 0;
     }
     /* lane k keeps the k-th pick: higher score, then lower id */
     uint32_t mine = 0x7fffffff;
@@ -118,6 +118,95 @@ static __global__ void __launch_bounds__(32 * FEW_ROWS) route_few(dev_moe m, uin
         m.ids[row * k_count + lane] = row_id[lane];
         ((float *)m.weight)[row * k_count + lane] = lane < n ? s / (sum + (float)1e-20) * (float)m.route_scale : 0;
     }
+    __syncthreads();
+    sort_block(id, id + total, total, k_count, t);
+}
+
+/* For fewer rows still a warp has 32 of a row's experts, one a lane, and offers its best OFFERS to the row's first
+ * warp, ids ascending. Ranks are counted: no pick waits for another, and picks come in the order of their ids. */
+enum { OFFERS = 8, TEAM_WARPS = 32 / OFFERS, TEAM_ROWS = 8 };
+struct __align__(16) route_team {
+    float rated[TEAM_WARPS][32], offered[32];   /* -inf: not to be picked */
+    float score[32], picked[OFFERS];            /* of what is offered; of the picks, then zeros */
+    int32_t id[32];
+};
+
+/* Whether number `at` of 32 is among the best k: larger ones are better, and of equal ones those in front. */
+static __device__ __forceinline__ bool among_best(int at, const float *of, int k) {
+    float mine = of[at], better[2] = { 0, 0 };  /* counts: floats are compared and added in two instructions */
+#pragma unroll
+    for (int i = 0; i < 32; i += 4) {
+        float4 v = *(const float4 *)(of + i);
+        better[0] += v.x > mine ? 1.0f : 0.0f;
+        better[1] += v.y > mine ? 1.0f : 0.0f;
+        better[0] += v.z > mine ? 1.0f : 0.0f;
+        better[1] += v.w > mine ? 1.0f : 0.0f;
+    }
+    float rank = better[0] + better[1];
+    if (__popc(__ballot_sync(~0u, rank < (float)k)) > k)    /* seldom: equal ones where the best end */
+#pragma unroll 1
+        for (int i = 0; i < at; i++) rank += of[i] == mine ? 1.0f : 0.0f;
+    return rank < (float)k;
+}
+
+/* What route_few does, by up to TEAM_WARPS warps a row. Of one row each pick is a tile. */
+static __global__ void __launch_bounds__(32 * TEAM_WARPS * TEAM_ROWS)
+    route_fewer(dev_moe m, uint32_t total, expert_tiles t) {
+    extern __shared__ int32_t id[];
+    __shared__ route_team teams[TEAM_ROWS];
+    int warps = (m.experts + 31) / 32, row = (int)threadIdx.x / 32 / warps, warp = (int)threadIdx.x / 32 % warps,
+        lane = threadIdx.x % 32, e = 32 * warp + lane, k_count = m.per_token;
+    route_team &team = teams[row];
+    const float *z = (const float *)m.z + (uint64_t)row * m.experts + e;
+    float added = e < m.experts ? ((const float *)m.bias.data)[e] : 0, scale = (float)m.route_scale;
+    if (warp == 0) {
+        team.offered[lane] = -INFINITY;
+        if (lane < OFFERS) team.picked[lane] = 0;
+    }
+    prefetch(z);
+    prefetch(t.pairs);
+    __syncthreads();
+    await_launch();
+    allow_launch();
+    float score = route_score(e < m.experts ? *z : 0), rated = score + added;
+    if (e >= m.experts || !(rated > -INFINITY)) rated = -INFINITY;
+    team.rated[warp][lane] = rated;
+    __syncwarp();
+    bool offers = among_best(lane, team.rated[warp], OFFERS);
+    uint32_t votes = __ballot_sync(~0u, offers), below = (1u << lane) - 1;
+    if (offers) {
+        int at = OFFERS * warp + __popc(votes & below);
+        team.offered[at] = rated;
+        team.score[at] = score;
+        team.id[at] = e;
+    }
+    __syncthreads();
+    if (warp == 0) {
+        bool picks = among_best(lane, team.offered, k_count) && team.offered[lane] > -INFINITY;
+        votes = __ballot_sync(~0u, picks);
+        int n = __popc(votes), place = __popc(votes & below);
+        int32_t *ids = m.ids + row * k_count;
+        float *weight = (float *)m.weight + row * k_count, sum = 0;
+        if (picks) team.picked[place] = team.score[lane];
+        __syncwarp();
+#pragma unroll
+        for (int i = 0; i < OFFERS; i++) sum += team.picked[i];     /* ascending; zeros change no bit */
+        if (picks) {
+            ids[place] = id[row * k_count + place] = team.id[lane];
+            weight[place] = team.score[lane] / (sum + (float)1e-20) * scale;
+        }
+        if (lane >= n && lane < k_count) {
+            ids[lane] = id[row * k_count + lane] = -1;
+            weight[lane] = 0;
+        }
+        if (total == (uint32_t)k_count) {
+            if (lane < (int)t.tiles_max) t.tile_count[lane] = lane < n;
+            if (!picks) return;
+            t.pairs[place] = t.tile_first[place] = (uint32_t)place;
+            t.tile_expert[place] = team.id[lane];
+        }
+    }
+    if (total == (uint32_t)k_count) return;
     __syncthreads();
     sort_block(id, id + total, total, k_count, t);
 }
@@ -176,7 +265,12 @@ void tensor_sort(const int32_t *ids, uint32_t rows, int per_token, int experts, 
 bool tensor_route_can(const dev_moe &m, uint32_t rows) { return few_rows(rows) && m.experts <= 512; }
 
 void tensor_route(const dev_moe &m, uint32_t rows, const expert_tiles &t, chain s) {
-    uint32_t total = rows * (uint32_t)m.per_token;
+    uint32_t total = rows * (uint32_t)m.per_token, warps = (uint32_t)(m.experts + 31) / 32;
+    size_t shared = 2 * total * sizeof(int32_t);
+    if (warps <= TEAM_WARPS && rows <= TEAM_ROWS && m.per_token <= OFFERS) {
+        launch_chained(route_fewer, 1, 32 * warps * rows, shared, s, m, total, t);
+        return;
+    }
     auto kernel = m.experts <= 32 ? route_few<1> : m.experts <= 128 ? route_few<4> : route_few<16>;
-    launch_chained(kernel, 1, 32 * rows, 2 * total * sizeof(int32_t), s, m, total, t);
+    launch_chained(kernel, 1, 32 * rows, shared, s, m, total, t);
 }
