@@ -44,19 +44,26 @@ template <int UNITS, int COUNT, int THREADS = GROUP, int KEYS = 64> struct key_r
     uint8_t scale[COUNT];
     bool four[COUNT];
 
+    /* Number j of the thread's keys. */
+    __device__ __forceinline__ void load_one(int j, const dev_key &at, bool is_four, int first) {
+        int k = 16 * (first + (int)threadIdx.x % UNITS);
+        four[j] = is_four;
+        /* records and entries begin at multiples of 16 and 8 bytes */
+        const uint8_t *p = at.code + (is_four ? k / 2 : k);
+        uint2 lo = __ldg((const uint2 *)p), hi = is_four ? lo : __ldg((const uint2 *)(p + 8));
+        v[j] = make_uint4(lo.x, lo.y, hi.x, hi.y);
+        scale[j] = __ldg(at.scale + (is_four ? k / 16 : k / 32));
+    }
+
+    template <class Refs> __device__ __forceinline__ void load_own(const Refs &r, int first) {
+#pragma unroll
+        for (int j = 0; j < COUNT; j++) load_one(j, r.at[j], r.four[j], first);
+    }
+
     /* Keys key, key + STEP, ... */
     template <int N> __device__ __forceinline__ void load(const key_refs<N> &r, int key, int first) {
-        int k = 16 * (first + (int)threadIdx.x % UNITS);
 #pragma unroll
-        for (int j = 0; j < COUNT; j++) {
-            const dev_key &at = r.at[key + j * STEP];
-            four[j] = r.four[key + j * STEP];
-            /* records and entries begin at multiples of 16 and 8 bytes */
-            const uint8_t *p = at.code + (four[j] ? k / 2 : k);
-            uint2 lo = __ldg((const uint2 *)p), hi = four[j] ? lo : __ldg((const uint2 *)(p + 8));
-            v[j] = make_uint4(lo.x, lo.y, hi.x, hi.y);
-            scale[j] = __ldg(at.scale + (four[j] ? k / 16 : k / 32));
-        }
+        for (int j = 0; j < COUNT; j++) load_one(j, r.at[key + j * STEP], r.four[key + j * STEP], first);
     }
 
     /* The first PART keys to rows n, n + STEP, ... of the tiles. */
@@ -200,16 +207,16 @@ template <int N> struct ref_round {
         asm volatile("" ::: "memory");          /* or these loads would move to where `store` wants them */
     }
 
-    /* To `to` on. Past the last key that one again: its probability will be zero, whatever it is. */
+    /* Past the last key that one again: its probability will be zero, whatever it is. */
     template <int ALL>
-    __device__ __forceinline__ void store(key_refs<ALL> &refs, const attention_work &w, int count, int first, int to) {
+    __device__ __forceinline__ void store(key_refs<ALL> &refs, const attention_work &w, int count, int first) {
         uint64_t last = (uint64_t)blockIdx.x * w.keys_max + count - 1;
 #pragma unroll
         for (int j = 0; j < COUNT; j++) {
             int n = j * ROW_THREADS + (int)threadIdx.x;
             if (n >= N) break;
-            refs.at[to + n] = first + n < count ? at[j] : w.keys[last];
-            refs.four[to + n] = first + n < count ? four[j] : w.fp4[last];
+            refs.at[first + n] = first + n < count ? at[j] : w.keys[last];
+            refs.four[first + n] = first + n < count ? four[j] : w.fp4[last];
         }
     }
 };
@@ -218,7 +225,7 @@ template <int N, int ALL>
 static __device__ __forceinline__ void load_refs(key_refs<ALL> &refs, const attention_work &w, int count, int first) {
     ref_round<N> found;
     found.load(w, first);
-    found.store(refs, w, count, first, first);
+    found.store(refs, w, count, first);
 }
 
 /* The logits of the block's row from a tile on, as tile_logits gives them: eight groups of eight keys, of each a float4
@@ -381,8 +388,11 @@ struct row_work {
     row_output to;
 };
 
+static __device__ __forceinline__ const float *rotations_of(const dev &d, const row_work &r, uint32_t row) {
+    return (const float *)d.table + ((uint64_t)r.table_kind * d.row_max + row) * d.rope;
+}
 static __device__ __forceinline__ const float *rotations(const dev &d, const row_work &r) {
-    return (const float *)d.table + ((uint64_t)r.table_kind * d.row_max + d.active[r.first + blockIdx.x]) * d.rope;
+    return rotations_of(d, r, d.active[r.first + blockIdx.x]);
 }
 
 /* A block per row. Tiles of logits move up as they come: unrolled, the kernel would not fit the instruction cache. */
@@ -511,41 +521,68 @@ static_assert(SLICE == 64 && ROW_TILES * TILE_BYTES <= 2 * KEYS_BYTES, "a slice 
  * places, and every sum has the same order. */
 enum { SPREAD_ROWS = 8, SPREAD_HEADS = 16, SPREAD_WARPS = ROW_THREADS / 32, EIGHTS_MAX = ROW_TILES * 8 };
 
-/* All queries of a row as 8 tiles, as load_queries has them, in two parts: what is not rotated is copied, and the last
- * 64 channels, two eights a thread, come in registers, with the cos, sin of their pairs. */
-struct query_round {
-    uint4 last[2];
-    float turn[8];
+/* References to the COUNT keys of a thread, STEP apart, read by itself; none waits for the number of keys. */
+template <int COUNT, int STEP> struct own_refs {
+    dev_key at[COUNT];
+    bool four[COUNT];
 
-    __device__ __forceinline__ void load(const dev &d, const uint16_t *q, const float *table, uint8_t *to) {
-        enum { EIGHTS = ROW_DIM / 8, STEP = ROW_THREADS / EIGHTS };
-        uint32_t at = (uint32_t)__cvta_generic_to_shared(to);
-        int piece = threadIdx.x % EIGHTS, h0 = threadIdx.x / EIGHTS;
+    __device__ __forceinline__ void load(const attention_work &w, int key) {
 #pragma unroll
-        for (int j = 0; j < 2; j++) {
-            int h = threadIdx.x / 8 + j * (ROW_HEADS / 2);
-            last[j] = h < d.heads ? __ldg((const uint4 *)(q + h * ROW_DIM + ROW_DIM - 64) + threadIdx.x % 8)
-                                  : make_uint4(0, 0, 0, 0);
+        for (int j = 0; j < COUNT; j++) {
+            int i = key + j * STEP;
+            uint64_t from = (uint64_t)blockIdx.x * w.keys_max + (i < w.keys_max ? i : w.keys_max - 1);
+            at[j] = w.keys[from];
+            four[j] = w.fp4[from];
         }
-        if (piece < EIGHTS - 8)
-#pragma unroll
-            for (int i = 0; i < ROW_HEADS / STEP; i++) {
-                int h = h0 + i * STEP;
-                copy16(at + piece / 8 * TILE_BYTES + h * 128 + swizzled(h, piece % 8), q + h * ROW_DIM + piece * 8,
-                       h < d.heads);
-            }
-        copies_commit();
-        int from = d.rope - 64 + (int)threadIdx.x % 8 * 8;      /* negative: not rotated */
-#pragma unroll
-        for (int j = 0; j < 8; j++) turn[j] = from >= 0 ? table[from + j] : 0;
+        __syncwarp();                           /* or these loads would move behind those of queries and sinks */
     }
 
-    __device__ __forceinline__ void rotate(const dev &d, uint8_t *to) {
-        bool turned = d.rope - 64 + (int)threadIdx.x % 8 * 8 >= 0;
+    /* Past the last key that one again, as in ref_round. */
+    __device__ __forceinline__ void settle(const attention_work &w, int key, int count) {
+        uint64_t last = (uint64_t)blockIdx.x * w.keys_max + count - 1;
+#pragma unroll
+        for (int j = 0; j < COUNT; j++)
+            if (key + j * STEP >= count) {
+                at[j] = w.keys[last];
+                four[j] = w.fp4[last];
+            }
+    }
+};
+
+/* All queries of a row as 8 tiles, as load_queries has them: a thread has one eight of each of two heads. The last 64
+ * channels, which are rotated, come in registers, the others are copied. */
+struct query_round {
+    enum { STEP = ROW_HEADS / 2 };
+    uint4 last[2];
+
+    __device__ __forceinline__ void load(const dev &d, const uint16_t *q, uint8_t *to) {
+        int h = threadIdx.x / 8, piece = threadIdx.x % 8;
+        uint32_t at = (uint32_t)__cvta_generic_to_shared(to) + h * 128 + swizzled(h, piece);
+        q += h * ROW_DIM + piece * 8;
 #pragma unroll
         for (int j = 0; j < 2; j++) {
-            int h = threadIdx.x / 8 + j * (ROW_HEADS / 2);
-            if (turned) rotate_eight(last[j], turn);
+            bool there = h + j * STEP < d.heads;
+#pragma unroll
+            for (int i = 0; i < 7; i++)
+                copy16(at + i * TILE_BYTES + j * STEP * 128, q + j * STEP * ROW_DIM + i * 64, there);
+            last[j] = there ? __ldg((const uint4 *)(q + j * STEP * ROW_DIM + 7 * 64)) : make_uint4(0, 0, 0, 0);
+        }
+        copies_commit();
+    }
+
+    /* table: cos, sin of the row's pairs. */
+    __device__ __forceinline__ void rotate(const dev &d, const float *table, uint8_t *to) {
+        int from = d.rope - 64 + (int)threadIdx.x % 8 * 8;      /* negative: not rotated */
+        float4 lo = make_float4(0, 0, 0, 0), hi = lo;
+        if (from >= 0) {
+            lo = *(const float4 *)(table + from);
+            hi = *(const float4 *)(table + from + 4);
+        }
+        float turn[8] = { lo.x, lo.y, lo.z, lo.w, hi.x, hi.y, hi.z, hi.w };
+#pragma unroll
+        for (int j = 0; j < 2; j++) {
+            int h = threadIdx.x / 8 + j * STEP;
+            if (from >= 0) rotate_eight(last[j], turn);
             *(uint4 *)(to + 7 * TILE_BYTES + h * 128 + swizzled(h, threadIdx.x % 8)) = last[j];
         }
     }
@@ -554,29 +591,30 @@ struct query_round {
 /* What a tile of keys has in shared memory. */
 template <int KEYS> struct spread_tile {
     uint8_t queries[8 * TILE_BYTES], keys[KEYS * ROW_DIM * 2];
-    key_refs<KEYS> refs;
 };
 
-/* A block per row and KEYS keys. References are asked for first, the keys themselves behind the queries. */
+/* A block per row and KEYS keys. References are asked for first, then queries, then the keys themselves, and then the
+ * rotations, for which nothing of that waits. */
 template <int KEYS>
 static __global__ void __launch_bounds__(ROW_THREADS) spread_tile_kernel(dev d, row_work r, attention_work w) {
-    await_launch();
-    allow_launch();
-    enum { UNITS = ROW_DIM / 16 };
+    enum { UNITS = ROW_DIM / 16, COUNT = KEYS * UNITS / ROW_THREADS, STEP = ROW_THREADS / UNITS };
     extern __shared__ __align__(1024) uint8_t tiles[];
     spread_tile<KEYS> &shared = *(spread_tile<KEYS> *)tiles;
     row_thread me;
-    int first = (int)blockIdx.y * KEYS, tile = first / 64, n = (int)threadIdx.x / UNITS, count = w.count[blockIdx.x];
-    ref_round<KEYS> found;
+    int first = (int)blockIdx.y * KEYS, tile = first / 64, n = (int)threadIdx.x / UNITS;
+    uint32_t row = d.active[r.first + blockIdx.x];
+    own_refs<COUNT, STEP> refs;
     query_round queries;
-    key_round<UNITS, KEYS * UNITS / ROW_THREADS, ROW_THREADS, KEYS> of_tile;
-    const float *table = rotations(d, r);
-    found.load(w, first);
-    queries.load(d, r.q + (uint64_t)(r.first + blockIdx.x) * d.heads * ROW_DIM, table, shared.queries);
-    found.store(shared.refs, w, count, first, 0);
-    __syncthreads();
-    of_tile.load(shared.refs, n, 0);
-    queries.rotate(d, shared.queries);
+    key_round<UNITS, COUNT, ROW_THREADS, KEYS> of_tile;
+    await_launch();
+    allow_launch();
+    int count = w.count[blockIdx.x];
+    refs.load(w, first + n);
+    queries.load(d, r.q + (uint64_t)(r.first + blockIdx.x) * d.heads * ROW_DIM, shared.queries);
+    __syncwarp();                               /* or the copies would move behind what waits for references */
+    refs.settle(w, first + n, count);
+    of_tile.load_own(refs, 0);
+    queries.rotate(d, rotations_of(d, r, row), shared.queries);
     of_tile.store(n, shared.keys);
     copies_wait<0>();
     wgmma_publish();
@@ -593,10 +631,7 @@ static __global__ void __launch_bounds__(ROW_THREADS) spread_tile_kernel(dev d, 
  * logits as in the matrix instruction's probabilities. */
 template <int CHANNELS> struct spread_slice {
     uint8_t keys[ROW_TILES * 64 * CHANNELS * 2];
-    union {
-        key_refs<ROW_TILES * 64> refs;          /* until the keys are under way */
-        float2 exps[2][EIGHTS_MAX][32];         /* before they are rounded; by head */
-    };
+    float2 exps[2][EIGHTS_MAX][32];             /* before they are rounded; by head */
     uint2 pairs[EIGHTS_MAX][32];
     float top[SPREAD_WARPS][SPREAD_HEADS], sum[2][SPREAD_HEADS], part[SPREAD_HEADS], turn[64];
 };
@@ -696,24 +731,29 @@ template <int CHANNELS> struct value_step {
 template <int CHANNELS>
 static __global__ void __launch_bounds__(ROW_THREADS) spread_slice_kernel(dev d, row_work r, attention_work w) {
     allow_launch();
-    enum { UNITS = CHANNELS / 16, COUNT = ROW_TILES * 64 * UNITS / ROW_THREADS, PART = COUNT / 5, OWN = CHANNELS / 4 };
+    enum {
+        UNITS = CHANNELS / 16, STEP = ROW_THREADS / UNITS, COUNT = ROW_TILES * 64 / STEP, PART = COUNT / 5,
+        OWN = CHANNELS / 4
+    };
     extern __shared__ __align__(1024) uint8_t tiles[];
     spread_slice<CHANNELS> &slice = *(spread_slice<CHANNELS> *)tiles;
     row_thread me;
     me.head = (int)blockIdx.z * SPREAD_HEADS + me.lane / 4;
-    int count = w.count[blockIdx.x], tile_count = (count + 63) / 64, k0 = (int)blockIdx.y * CHANNELS,
-        warp = threadIdx.x / 32;
-    load_refs<ROW_TILES * 64>(slice.refs, w, count, 0);
-    if ((int)threadIdx.x < d.rope) slice.turn[threadIdx.x] = rotations(d, r)[threadIdx.x];
-    r.to.table = slice.turn;
-    uint32_t place = r.first + blockIdx.x;
-    uint16_t *rows[2] = { r.to.row_of(me.head, place), r.to.row_of(me.head + 8, place) };
-    float sink[2], top[2], o[CHANNELS / 8] = {};
-    for (int i = 0; i < 2; i++) sink[i] = r.sink[me.head + 8 * i < d.heads ? me.head + 8 * i : 0];
-    __syncthreads();
+    int n = (int)threadIdx.x / UNITS, k0 = (int)blockIdx.y * CHANNELS, warp = threadIdx.x / 32;
+    uint32_t place = r.first + blockIdx.x, row = d.active[place];
+    int count = w.count[blockIdx.x], tile_count = (count + 63) / 64;
+    own_refs<COUNT, STEP> refs;
     key_round<UNITS, COUNT, ROW_THREADS> of_slice;
-    of_slice.load(slice.refs, (int)threadIdx.x / UNITS, k0 / 16);
-    of_slice.template store_moving<PART>((int)threadIdx.x / UNITS, slice.keys);
+    float sink[2], top[2], o[CHANNELS / 8] = {}, turn = 0;
+    refs.load(w, n);
+    for (int i = 0; i < 2; i++) sink[i] = r.sink[me.head + 8 * i < d.heads ? me.head + 8 * i : 0];
+    refs.settle(w, n, count);
+    of_slice.load_own(refs, k0 / 16);
+    if ((int)threadIdx.x < d.rope) turn = rotations_of(d, r, row)[threadIdx.x];
+    r.to.table = slice.turn;
+    uint16_t *rows[2] = { r.to.row_of(me.head, place), r.to.row_of(me.head + 8, place) };
+    of_slice.template store_moving<PART>(n, slice.keys);
+    if ((int)threadIdx.x < d.rope) slice.turn[threadIdx.x] = turn;
     await_launch();
     spread_exps(logits_of(w, 0) + blockIdx.z * 32 + me.lane, tile_count, me, slice, top);
     __syncthreads();
