@@ -911,10 +911,13 @@ template <class A> struct forward {
     }
 
     void index_query(const cedar_block *k) {
+        fork(SIDE_SHARED, [&] {                 /* gates are made of the layer's input, not of its queries */
+            linear(k->index_weights_proj, by_row(d.x, c->hidden), b->w.px, b->w.ig, true);
+            launch_index_gates<A>(d, n, b->w.ig, chain{ s, true, b->shared });
+        });
         linear(k->index_wq_b, by_place(b->w.qr, c->q_lora), b->w.pq, b->w.iq, true);
-        launch_rope_heads<A>(d, n, b->w.iq, c->index_heads, c->index_dim, 1, 1, s);
-        linear(k->index_weights_proj, by_row(d.x, c->hidden), b->w.px, b->w.ig, true);
-        launch_index_query<A>(d, n, b->w.iq, b->w.ig, s);
+        launch_index_query<A>(d, n, b->w.iq, chained());
+        join(SIDE_SHARED);
     }
 
     void select(int32_t layer) {

@@ -1,25 +1,46 @@
 /* Indexer: quantised queries, scores, exact top-k with one tie rule, candidate pools (spec/model.md 2.7). */
 #include "engine/cuda/ops.cuh"
 
-/* iq [place, heads, dim] rotated -> its FP4Q32 values; g scaled. A warp per block of 32; blockIdx.y picks which. */
+/* A warp per block of 32 channels; blockIdx.y picks which. The last d.rope of a head are rotated as in attention.cu,
+ * neighbours by neighbouring lanes; rotations are read before the wait. */
 enum { QUERY_THREADS = 128 };
 template <class A>
-static __global__ void __launch_bounds__(QUERY_THREADS)
-    query_kernel(dev d, void *iq, void *g, typename A::real factor) {
+static __global__ void __launch_bounds__(QUERY_THREADS) query_kernel(dev d, void *iq) {
     typedef typename A::real real;
-    int i = (int)blockIdx.y * QUERY_THREADS + (int)threadIdx.x, width = d.index_heads * d.index_dim;
-    if (i < width) {                            /* whole warps: the width is a multiple of 32 */
-        real *x = (real *)iq + (uint64_t)blockIdx.x * width + i;
-        double s = ue8m0_value(pow2_ceil_byte(fmax(group_max<32>((double)*x), 6 * 0x1p-126), 1.0f / 6));
-        *x = (real)(e2m1_value(e2m1_encode((double)*x, s)) * s);
+    int i = (int)blockIdx.y * QUERY_THREADS + (int)threadIdx.x, width = d.index_heads * d.index_dim,
+        k = i % d.index_dim - (d.index_dim - d.rope);
+    real co = 1, si = 0, *x = (real *)iq + (uint64_t)blockIdx.x * width + i;
+    if (k >= 0) {
+        const real *t = (const real *)d.table + ((uint64_t)d.row_max + d.active[blockIdx.x]) * d.rope;
+        co = t[k / 2 * 2];
+        si = t[k / 2 * 2 + 1];
     }
-    if (i < d.index_heads) ((real *)g)[(uint64_t)blockIdx.x * d.index_heads + i] *= factor;
+    await_launch();
+    allow_launch();
+    if (i >= width) return;                     /* whole warps: the width is a multiple of 32 */
+    real v = *x, other = __shfl_xor_sync(0xffffffffu, v, 1);
+    if (k >= 0) v = A::rb(k % 2 ? other * si + v * co : v * co - other * si);
+    double s = ue8m0_value(pow2_ceil_byte(fmax(group_max<32>((double)v), 6 * 0x1p-126), 1.0f / 6));
+    *x = (real)(e2m1_value(e2m1_encode((double)v, s)) * s);
 }
 
-template <class A> void launch_index_query(const dev &d, uint32_t n, void *iq, void *g, cudaStream_t s) {
+template <class A> void launch_index_query(const dev &d, uint32_t n, void *iq, chain s) {
     unsigned blocks = (unsigned)(d.index_heads * d.index_dim + QUERY_THREADS - 1) / QUERY_THREADS;
-    query_kernel<A><<<dim3(n, blocks), QUERY_THREADS, 0, s>>>(
-        d, iq, g, (typename A::real)(pow((double)d.index_dim, -0.5) * pow((double)d.index_heads, -0.5)));
+    launch_chained(query_kernel<A>, dim3(n, blocks), QUERY_THREADS, 0, s, d, iq);
+}
+
+template <class R> static __global__ void gates_kernel(R *g, uint32_t count, R factor) {
+    await_launch();
+    allow_launch();
+    uint32_t i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < count) g[i] *= factor;
+}
+
+template <class A> void launch_index_gates(const dev &d, uint32_t n, void *g, chain s) {
+    typedef typename A::real real;
+    uint32_t count = n * (uint32_t)d.index_heads;
+    launch_chained(gates_kernel<real>, (count + 127) / 128, 128, 0, s, (real *)g, count,
+                   (real)(pow((double)d.index_dim, -0.5) * pow((double)d.index_heads, -0.5)));
 }
 
 /* Entry number `n` of the row's list: n itself, or inside its pool; -1 past the end. */
@@ -396,7 +417,8 @@ template <class A> void launch_pool(const dev &d, uint32_t first, uint32_t n, in
 }
 
 #define INSTANTIATE(A)                                                                                                 \
-    template void launch_index_query<A>(const dev &, uint32_t, void *, void *, cudaStream_t);                          \
+    template void launch_index_query<A>(const dev &, uint32_t, void *, chain);                                         \
+    template void launch_index_gates<A>(const dev &, uint32_t, void *, chain);                                         \
     template void launch_scores<A>(const dev &, uint32_t, uint32_t, const void *, const void *, int, int, bool,        \
                                    cudaStream_t);                                                                      \
     template void launch_select<A>(const dev &, uint32_t, uint32_t, int, bool, chain);                                 \

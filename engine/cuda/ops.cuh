@@ -75,7 +75,10 @@ void launch_groups(const dev &d, uint32_t n, int part, int ratio, const dev_weig
 template <class A> void launch_commit_open(const dev &d, uint32_t entries, int part, cudaStream_t s);
 
 /* indexer.cu */
-template <class A> void launch_index_query(const dev &d, uint32_t n, void *iq, void *g, cudaStream_t s);
+/* iq [place, heads, dim] -> rotated, and of that the FP4Q32 values; g [place, heads] scaled. The one kernel before
+ * either in s may still run when it begins, but not one before that. */
+template <class A> void launch_index_query(const dev &d, uint32_t n, void *iq, chain s);
+template <class A> void launch_index_gates(const dev &d, uint32_t n, void *g, chain s);
 template <class A>
 void launch_scores(const dev &d, uint32_t first, uint32_t n, const void *iq, const void *g, int part, int ratio,
                    bool pooled, cudaStream_t s);
