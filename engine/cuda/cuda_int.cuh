@@ -252,20 +252,18 @@ static __device__ __forceinline__ void expand_quad(const dev &d, uint32_t row, i
     }
 }
 
-/* Sum over a block's threads in one fixed order: pairs within a warp, then pairs of warps. Everyone gets it. */
+/* Sum over a block's threads in one fixed order: pairs within a warp, then pairs of warps, which each warp adds for
+ * itself. Everyone gets it. Warps of zeros change no bit. */
 template <class R> static __device__ inline R block_sum(R v) {
-    __shared__ R part[33];
+    __shared__ R part[32];
+    uint32_t lane = threadIdx.x % 32;
     for (int o = 16; o; o /= 2) v += __shfl_down_sync(0xffffffffu, v, o);
+    __syncthreads();                            /* the part of a sum before this one has been read */
+    if (lane == 0) part[threadIdx.x / 32] = v;
     __syncthreads();
-    if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = v;
-    __syncthreads();
-    if (threadIdx.x < 32) {
-        R s = threadIdx.x < (blockDim.x + 31) / 32 ? part[threadIdx.x] : 0;
-        for (int o = 16; o; o /= 2) s += __shfl_down_sync(0xffffffffu, s, o);
-        if (threadIdx.x == 0) part[32] = s;
-    }
-    __syncthreads();
-    return part[32];
+    R s = lane < (blockDim.x + 31) / 32 ? part[lane] : 0;
+    for (int o = 16; o; o /= 2) s += __shfl_down_sync(0xffffffffu, s, o);
+    return __shfl_sync(0xffffffffu, s, 0);
 }
 
 /* Sum of v over the block's threads before this one, and over all. */

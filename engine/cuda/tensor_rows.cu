@@ -10,6 +10,8 @@ static unsigned ceil_div(int64_t a, int64_t b) { return (unsigned)((a + b - 1) /
 static __global__ void __launch_bounds__(256)
     pack_kernel(const void *x, bool x_bf16, int64_t ldx, const uint32_t *list, int64_t k_count, bool quantise,
                 bool woven, uint16_t *out) {
+    prefetch(x);
+    prefetch(out);
     await_launch();
     allow_launch();
     uint64_t row = list ? list[blockIdx.x] : blockIdx.x;
@@ -111,6 +113,7 @@ static __global__ void __launch_bounds__(NORM_THREADS)
     norm_kernel(const float *x, int width, dev_weight gain, double eps, bool woven, uint16_t *out) {
     float v[NORM_CHUNKS][8] = {};
     gain_part part(gain, width);
+    prefetch(out);
     await_launch();
     allow_launch();
 #pragma unroll
@@ -434,7 +437,9 @@ int tensor_norm_width_max(void) { return NORM_WIDTH_MAX; }
 
 void tensor_norm(const float *x, int width, uint32_t n, const dev_weight &gain, double eps, bool woven, uint16_t *out,
                  chain s) {
-    launch_chained(norm_kernel, n, NORM_THREADS, 0, s, x, width, gain, eps, woven, out);
+    unsigned threads = 32 * ceil_div(padded(width), 8 * 32);       /* of a narrow row no warp is without channels */
+    launch_chained(norm_kernel, n, threads < NORM_THREADS ? threads : NORM_THREADS, 0, s, x, width, gain, eps, woven,
+                   out);
 }
 
 void tensor_collapse(const dev &d, uint32_t n, const collapse_into &to, chain s) {
