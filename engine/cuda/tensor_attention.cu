@@ -38,27 +38,28 @@ static __device__ __forceinline__ uint4 key_values(const dev_key &r, bool four, 
 enum { KEY_THREADS = ROW_KEYS_MAX };
 
 /* Where the window's keys lie, then the picks, which come before the -1 that their list ends with. A thread has a pick
- * or a row of the window, so that it can ask for its pick before it knows where the window ends. */
+ * or a row of the window, so that it can ask for its pick before it knows where the window ends. The kernel before this
+ * one may write picks; what rows and entries are is read before the wait. */
 static __global__ void __launch_bounds__(KEY_THREADS)
     key_kernel(dev d, uint32_t first, int layer, int part, int lo_kind, attention_work w) {
-    await_launch();
-    allow_launch();
     uint32_t row = d.active[first + blockIdx.x], p = d.row_pos[row];
     const dev_entry &e = d.entries[d.row_entry[row]];
+    int32_t seq = e.seq;
+    uint32_t begin = e.pos, first_row = e.first_row, entries = part >= 0 ? d.l->part[part].entries : 1,
+             from = max(p + 1 > (uint32_t)d.window ? p + 1 - d.window : 0, e.lo[lo_kind]);
     const int32_t *ids = d.topk_ids + (uint64_t)row * d.topk;
-    int windowed = 0, picked = 0;
+    int windowed = (int)(p + 1 - from), picked = 0;
+    await_launch();
+    allow_launch();
     for (int base = 0; base < w.keys_max; base += KEY_THREADS) {
         int i = base + (int)threadIdx.x, id = part >= 0 && i < d.topk ? ids[i] : -1;
-        uint32_t entries = part >= 0 ? d.l->part[part].entries : 1;
-        asm volatile("" ::: "memory");          /* or these loads would wait for the window's */
-        uint32_t from = max(p + 1 > (uint32_t)d.window ? p + 1 - d.window : 0, e.lo[lo_kind]);
-        windowed = (int)(p + 1 - from);
+        asm volatile("" ::: "memory");          /* or this load would wait for the window's */
         int n = windowed + i;
         dev_key k = { NULL, NULL };
         if (id >= 0) {
             const cedar_page_part &g = d.l->part[part];
             uint32_t at = (uint32_t)id % entries;
-            const uint8_t *page = dev_page(d, e.seq, (uint32_t)id / entries);
+            const uint8_t *page = dev_page(d, seq, (uint32_t)id / entries);
             k.code = page + g.kv_codes + (uint64_t)at * d.l->kv_code_bytes;
             k.scale = page + g.kv_scales + (uint64_t)at * d.l->kv_scale_bytes;
         } else if (i - d.topk >= windowed) {
@@ -66,8 +67,8 @@ static __global__ void __launch_bounds__(KEY_THREADS)
         } else if (i >= d.topk) {
             n = i - d.topk;
             uint32_t pos = from + n;
-            k.code = pos >= e.pos ? d.window_rows + (uint64_t)(e.first_row + (pos - e.pos)) * d.l->ring_row_bytes
-                                  : dev_ring(d, e.seq, (uint32_t)layer, pos);
+            k.code = pos >= begin ? d.window_rows + (uint64_t)(first_row + (pos - begin)) * d.l->ring_row_bytes
+                                  : dev_ring(d, seq, (uint32_t)layer, pos);
             k.scale = k.code + d.head_dim;
         }
         if (i < w.keys_max) {
