@@ -163,7 +163,7 @@ static __global__ void __launch_bounds__(32 * TEAM_WARPS * TEAM_ROWS)
         team.offered[lane] = -INFINITY;
         if (lane < OFFERS) team.picked[lane] = 0;
     }
-    prefetch(z);
+    prefetch(m.z);
     prefetch(t.pairs);
     __syncthreads();
     await_launch();
