@@ -30,30 +30,55 @@ void launch_rope_heads(const dev &d, uint32_t n, void *q, int heads, int width, 
     rope_kernel<A><<<dim3(n, (unsigned)(heads * d.rope / 2 + 127) / 128), 128, 0, s>>>(d, q, heads, width, kind, sign);
 }
 
-template <class A> static __global__ void window_kernel(dev d, dev_weight gain, void *kv_in, int kind) {
+/* Norm, rotation and FP8 record of a row. A thread has EACH channels, WINDOW_THREADS apart; gains and the table are on
+ * their way before the values are there. */
+enum { WINDOW_THREADS = 512, WINDOW_EACH_MAX = 4096 / WINDOW_THREADS };
+template <class A, int EACH>
+static __global__ void __launch_bounds__(WINDOW_THREADS, 1)
+    window_kernel(dev d, dev_weight gain, const void *kv_in, int kind) {
     typedef typename A::real real;
     uint32_t row = d.active[blockIdx.x];
-    real *kv = (real *)kv_in + (uint64_t)blockIdx.x * d.head_dim;
+    int tail = d.head_dim - d.rope;
+    const real *kv = (const real *)kv_in + (uint64_t)blockIdx.x * d.head_dim, *t = table_of<A>(d, kind, row);
+    uint8_t *record = d.window_rows + (uint64_t)row * d.l->ring_row_bytes;
+    real x[EACH], g[EACH], co[EACH], si[EACH];
+#pragma unroll
+    for (int j = 0; j < EACH; j++) {
+        int k = threadIdx.x + j * WINDOW_THREADS;
+        if (k >= d.head_dim) break;
+        g[j] = (real)bf16_value(((const uint16_t *)gain.data)[k]);
+        if (k < tail) continue;
+        co[j] = t[(k - tail) / 2 * 2];
+        si[j] = t[(k - tail) / 2 * 2 + 1];
+    }
+    await_launch();
     double square = 0;
-    for (int k = threadIdx.x; k < d.head_dim; k += blockDim.x) square += (double)kv[k] * (double)kv[k];
+#pragma unroll
+    for (int j = 0; j < EACH; j++)
+        if (threadIdx.x + j * WINDOW_THREADS < d.head_dim) x[j] = kv[threadIdx.x + j * WINDOW_THREADS];
+    allow_launch();
+#pragma unroll
+    for (int j = 0; j < EACH; j++)
+        if (threadIdx.x + j * WINDOW_THREADS < d.head_dim) square += (double)x[j] * (double)x[j];
     square = block_sum(square);
     real r = 1 / real_sqrt((real)square / (real)d.head_dim + (real)d.norm_eps);
-    for (int k = threadIdx.x; k < d.head_dim; k += blockDim.x) kv[k] = A::rb((real)weight_at(gain, 0, k) * (kv[k] * r));
-    __syncthreads();
-    for (int i = threadIdx.x; i < d.rope / 2; i += blockDim.x)
-        rotate<A>(kv + d.head_dim - d.rope, table_of<A>(d, kind, row), i, 1);
-    __syncthreads();
-    uint8_t *record = d.window_rows + (uint64_t)row * d.l->ring_row_bytes;
-    for (int k = threadIdx.x; k < d.head_dim; k += blockDim.x) {
-        uint8_t s = fp8q32_scale((double)kv[k]);
-        record[k] = e4m3_encode((double)kv[k] / ue8m0_value(s));
+#pragma unroll
+    for (int j = 0; j < EACH; j++) {
+        int k = threadIdx.x + j * WINDOW_THREADS;
+        if (k >= d.head_dim) break;             /* whole warps: there are 32 m channels, an even number in the tail */
+        real y = A::rb(g[j] * (x[j] * r)), other = __shfl_xor_sync(0xffffffffu, y, 1);
+        if (k >= tail) y = A::rb(k % 2 ? other * si[j] + y * co[j] : y * co[j] - other * si[j]);
+        uint8_t s = fp8q32_scale((double)y);
+        record[k] = e4m3_encode((double)y / ue8m0_value(s));
         if (k % 32 == 0) record[d.head_dim + k / 32] = s;
     }
 }
 
 template <class A>
-void launch_window_rows(const dev &d, uint32_t n, const dev_weight &gain, void *kv, int kind, cudaStream_t s) {
-    window_kernel<A><<<n, 512, 0, s>>>(d, gain, kv, kind);
+void launch_window_rows(const dev &d, uint32_t n, const dev_weight &gain, const void *kv, int kind, chain s) {
+    bool one = d.head_dim <= WINDOW_THREADS;
+    launch_chained(one ? window_kernel<A, 1> : window_kernel<A, WINDOW_EACH_MAX>, n, WINDOW_THREADS, 0, s, d, gain, kv,
+                   kind);
 }
 
 static __global__ void commit_ring_kernel(dev d, uint32_t ring) {
@@ -210,7 +235,7 @@ void launch_draft_attention(const dev &d, uint32_t rows, int32_t seq, uint32_t l
 
 #define INSTANTIATE(A)                                                                                                 \
     template void launch_rope_heads<A>(const dev &, uint32_t, void *, int, int, int, int, cudaStream_t);               \
-    template void launch_window_rows<A>(const dev &, uint32_t, const dev_weight &, void *, int, cudaStream_t);         \
+    template void launch_window_rows<A>(const dev &, uint32_t, const dev_weight &, const void *, int, chain);          \
     template void launch_commit_ring<A>(const dev &, uint32_t, uint32_t, cudaStream_t);                                \
     template void launch_attention<A>(const dev &, uint32_t, int, int, int, void *, const dev_weight &, cudaStream_t); \
     template void launch_draft_attention<A>(const dev &, uint32_t, int32_t, uint32_t, uint32_t, int, void *,           \

@@ -873,7 +873,7 @@ template <class A> struct forward {
 
     void keys(const cedar_block *k, int32_t layer, int kind, bool draft) {
         linear(k->wkv, by_row(d.xq, c->hidden), b->w.pxq, b->w.kv, true);
-        launch_window_rows<A>(d, n, W(k->kv_norm), b->w.kv, kind, s);
+        launch_window_rows<A>(d, n, W(k->kv_norm), b->w.kv, kind, chain{ s, true });
         if (draft) return;
         tap_rows(b, CEDAR_TAP_WINDOW, layer, plan, list, n, d.window_rows, true, b->l.ring_row_bytes,
                  b->l.ring_row_bytes, TAP_BYTES, 1);
@@ -1294,7 +1294,7 @@ template <class A> struct forward {
         for (int32_t stage = 0; stage < c->stages; stage++) {
             const cedar_block *k = &b->model->blocks[c->layers + stage];
             linear(k->wkv, by_place(b->w.main_x, c->hidden), b->w.pt, b->w.kv, true);
-            launch_window_rows<A>(d, n, W(k->kv_norm), b->w.kv, 0, s);
+            launch_window_rows<A>(d, n, W(k->kv_norm), b->w.kv, 0, chain{ s, true });
             tap_rows(b, CEDAR_TAP_RING, stage, plan, list, n, d.window_rows, true, b->l.ring_row_bytes,
                      b->l.ring_row_bytes, TAP_BYTES, 1);
             launch_commit_ring<A>(d, n, (uint32_t)(c->layers + stage), s);

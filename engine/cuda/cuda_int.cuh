@@ -42,6 +42,8 @@ template <class R> static __device__ inline R sigmoid(R x) { return 1 / (1 + rea
 
 /* --- number formats (engine/quant.h on the device) ---------------------------------------------------------------- */
 
+static __device__ inline float bf16_value(uint16_t bits) { return __uint_as_float((uint32_t)bits << 16); }
+
 static __device__ inline double e4m3_value(uint8_t c) {
     int e = c >> 3 & 15, m = c & 7;
     if ((c & 127) == 127) return __longlong_as_double(0x7ff8000000000000ll);
@@ -116,7 +118,7 @@ static __device__ inline double weight_at(const dev_weight &w, int64_t row, int6
         uint8_t b = w.data[(row * w.cols + col) / 2];
         return e2m1_value(col & 1 ? b >> 4 : b & 15) * ue8m0_value(w.scale[row * (w.cols / 32) + col / 32]);
     }
-    case CEDAR_W_BF16: return (double)__uint_as_float((uint32_t)((const uint16_t *)w.data)[row * w.cols + col] << 16);
+    case CEDAR_W_BF16: return (double)bf16_value(((const uint16_t *)w.data)[row * w.cols + col]);
     default: return (double)((const float *)w.data)[row * w.cols + col];
     }
 }

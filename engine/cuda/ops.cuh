@@ -54,7 +54,7 @@ template <class A>
 void launch_rope_heads(const dev &d, uint32_t n, void *q, int heads, int width, int kind, int sign, cudaStream_t s);
 /* kv [place, head_dim] -> norm, rope, FP8 record of the row */
 template <class A>
-void launch_window_rows(const dev &d, uint32_t n, const dev_weight &gain, void *kv, int kind, cudaStream_t s);
+void launch_window_rows(const dev &d, uint32_t n, const dev_weight &gain, const void *kv, int kind, chain s);
 /* The same straight into the draft ring (ring index `ring`), for rows a ring still holds. */
 template <class A> void launch_commit_ring(const dev &d, uint32_t n, uint32_t ring, cudaStream_t s);
 template <class A>
