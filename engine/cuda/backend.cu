@@ -846,7 +846,7 @@ template <class A> struct forward {
         dev_rows e_rows = by_place(b->w.e, (int64_t)c->engram_rows_per_token * c->engram_dim);
         pack(e_rows, e_rows.ld, true, b->w.pt);
         linear(k->engram_wkv, e_rows, b->w.pt, b->w.ekv, true);
-        launch_engram_gate<A>(d, n, W(k->engram_q), W(k->engram_k), b->w.ekv, s);
+        launch_engram_gate<A>(d, n, W(k->engram_q), W(k->engram_k), b->w.ekv, chained());
     }
 
     /* Up to the keys of the layer's own rows, which may still be under way on SIDE_KV, as its mHC coefficients on

@@ -1,31 +1,42 @@
 /* Engram: hash, table rows, gate (spec/model.md 2.10). */
 #include "engine/cuda/ops.cuh"
 
-/* Raw token k positions before the row's; -1 before the sequence's start. */
-static __device__ int32_t token_back(const dev &d, const dev_entry &e, uint32_t row, int k) {
+/* Ids of the tokens that end at the row's, the row's own first: raw ones, `pad` before the sequence's start. Both places
+ * where a token may lie are asked for at once. */
+static __device__ __forceinline__ void tokens_back(const dev &d, uint32_t row, int32_t pad, int32_t *id) {
+    const dev_entry &e = d.entries[d.row_entry[row]];
+    int32_t raw[CEDAR_NGRAM_MAX], before[CEDAR_NGRAM_MAX];
     uint32_t in_step = row - e.first_row;
-    if ((uint32_t)k <= in_step) return d.row_token[row - k];
-    return e.history[k - in_step - 1];
+#pragma unroll
+    for (int k = 0; k < CEDAR_NGRAM_MAX; k++) {
+        raw[k] = d.row_token[row >= (uint32_t)k ? row - k : 0];
+        before[k] = e.history[k > (int)in_step ? k - in_step - 1 : 0];
+    }
+#pragma unroll
+    for (int k = 0; k < CEDAR_NGRAM_MAX; k++) {
+        if ((uint32_t)k > in_step) raw[k] = before[k];
+        id[k] = d.token_map[k >= d.ngram || raw[k] < 0 ? pad : raw[k]];
+    }
 }
 
 /* Each block has a part of a row's values; all work out where the row's table rows lie. */
 enum { ROW_THREADS = 1024 };
 template <class A>
-static __global__ void __launch_bounds__(ROW_THREADS)
+static __global__ void __launch_bounds__(ROW_THREADS, 1)
     rows_kernel(dev d, const int64_t *mul, const int64_t *prime, const int64_t *offset, int32_t pad, dev_weight embed,
                 void *e_out) {
     typedef typename A::real real;
     uint32_t row = d.active[blockIdx.x];
-    const dev_entry &e = d.entries[d.row_entry[row]];
     __shared__ int64_t ids[CEDAR_ENGRAM_ROWS_MAX];
     if ((int)threadIdx.x < d.engram_rows) {
         int gram = threadIdx.x / d.engram_heads + 1;
-        int64_t r = 0;
-        for (int k = 0; k <= gram; k++) {
-            int32_t raw = token_back(d, e, row, k);
-            r ^= (int64_t)d.token_map[raw < 0 ? pad : raw] * mul[k];
-        }
-        ids[threadIdx.x] = r % prime[threadIdx.x] + offset[threadIdx.x];
+        int32_t id[CEDAR_NGRAM_MAX];
+        int64_t r = 0, p = prime[threadIdx.x], first = offset[threadIdx.x];
+        tokens_back(d, row, pad, id);
+#pragma unroll
+        for (int k = 0; k < CEDAR_NGRAM_MAX; k++)
+            if (k <= gram) r ^= (int64_t)id[k] * mul[k];
+        ids[threadIdx.x] = r % p + first;
         if (blockIdx.y == 0) d.engram_ids[(uint64_t)row * d.engram_rows + threadIdx.x] = ids[threadIdx.x];
     }
     __syncthreads();
@@ -45,58 +56,111 @@ void launch_engram_rows(const dev &d, uint32_t n, int slot, const int64_t *mul, 
     rows_kernel<A><<<dim3(n, parts), ROW_THREADS, 0, s>>>(d, mul, prime, offset, pad, embed, e);
 }
 
-template <class A> static __global__ void gate_kernel(dev d, dev_weight qw, dev_weight kw, const void *kv_in) {
+/* block_sum of several values at once, each in the same order; once in a kernel. */
+template <int COUNT> static __device__ void block_sums(double (&v)[COUNT]) {
+    __shared__ double part[COUNT][33];
+    int warp = threadIdx.x / 32;
+    for (int o = 16; o; o /= 2)
+#pragma unroll
+        for (int i = 0; i < COUNT; i++) v[i] += __shfl_down_sync(0xffffffffu, v[i], o);
+    if (threadIdx.x % 32 == 0)
+#pragma unroll
+        for (int i = 0; i < COUNT; i++) part[i][warp] = v[i];
+    __syncthreads();
+    if (warp < COUNT) {                         /* a warp a value */
+        double sum = threadIdx.x % 32 < (blockDim.x + 31) / 32 ? part[warp][threadIdx.x % 32] : 0;
+        for (int o = 16; o; o /= 2) sum += __shfl_down_sync(0xffffffffu, sum, o);
+        if (threadIdx.x % 32 == 0) part[warp][32] = sum;
+    }
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) v[i] = part[i][32];
+}
+
+/* The channels of a thread are GATE_THREADS apart; GATE_ROUNDS of them are asked for at once. */
+enum { GATE_THREADS = 256, GATE_ROUNDS = 20 };
+
+/* How strongly stream i's values agree with the key: their dot product, each weighed and normed. Weights are bf16, and
+ * on their way before keys are there. */
+template <class A>
+static __device__ typename A::real gate_dot(const dev &d, const dev_weight &qw, const dev_weight &kw, int i,
+                                            const typename A::stream *h, const typename A::real *key) {
     typedef typename A::real real;
-    uint32_t row = d.active[blockIdx.x];
+    const uint16_t *q_row = (const uint16_t *)qw.data + (int64_t)i * d.hidden,
+                   *k_row = (const uint16_t *)kw.data + (int64_t)i * d.hidden;
+    double sum[3] = { 0, 0, 0 };                /* product, squares of values and of keys */
+    for (int first = threadIdx.x; first < d.hidden; first += GATE_ROUNDS * GATE_THREADS) {
+        real x[GATE_ROUNDS], q[GATE_ROUNDS], k[GATE_ROUNDS], y[GATE_ROUNDS];
+#pragma unroll
+        for (int j = 0; j < GATE_ROUNDS; j++) {
+            int at = first + j * GATE_THREADS;
+            if (at < d.hidden) {
+                q[j] = (real)bf16_value(q_row[at]);
+                k[j] = (real)bf16_value(k_row[at]);
+            }
+        }
+        await_launch();
+#pragma unroll
+        for (int j = 0; j < GATE_ROUNDS; j++) {
+            int at = first + j * GATE_THREADS;
+            if (at < d.hidden) {
+                x[j] = (real)h[at];
+                y[j] = key[at];
+            }
+        }
+        allow_launch();
+#pragma unroll
+        for (int j = 0; j < GATE_ROUNDS; j++) {
+            if (first + j * GATE_THREADS >= d.hidden) continue;
+            sum[0] += (double)(x[j] * q[j] * k[j] * y[j]);
+            sum[1] += (double)x[j] * (double)x[j];
+            sum[2] += (double)y[j] * (double)y[j];
+        }
+    }
+    block_sums(sum);
+    real eps = (real)d.norm_eps, inv_h = 1 / real_sqrt((real)sum[1] / (real)d.hidden + eps),
+         inv_k = 1 / real_sqrt((real)sum[2] / (real)d.hidden + eps);
+    return (real)sum[0] * inv_h * inv_k * (real)(1 / sqrt((double)d.hidden));
+}
+
+template <class A>
+static __global__ void __launch_bounds__(GATE_THREADS, 1)
+    gate_kernel(dev d, dev_weight qw, dev_weight kw, const void *kv_in) {
+    typedef typename A::real real;
+    typedef typename A::stream stream;
     int i = blockIdx.y;
     const real *kv = (const real *)kv_in + (uint64_t)blockIdx.x * (d.hc + 1) * d.hidden;
     const real *key = kv + (int64_t)i * d.hidden, *value = kv + (int64_t)d.hc * d.hidden;
-    typedef typename A::stream stream;
-    stream *h = (stream *)d.h + ((uint64_t)row * d.hc + i) * d.hidden;
-    double dot = 0, hh = 0, kk = 0;
-#pragma unroll 4
-    for (int k = threadIdx.x; k < d.hidden; k += blockDim.x) {
-        real x = (real)h[k];
-        dot += (double)(x * (real)weight_at(qw, i, k) * (real)weight_at(kw, i, k) * key[k]);
-        hh += (double)x * (double)x;
-        kk += (double)key[k] * (double)key[k];
-    }
-    dot = block_sum(dot);
-    hh = block_sum(hh);
-    kk = block_sum(kk);
-    real eps = (real)d.norm_eps, inv_h = 1 / real_sqrt((real)hh / (real)d.hidden + eps),
-         inv_k = 1 / real_sqrt((real)kk / (real)d.hidden + eps);
-    real x = (real)dot * inv_h * inv_k * (real)(1 / sqrt((double)d.hidden)), a = fabs(x);
+    stream *h = (stream *)d.h + ((uint64_t)d.active[blockIdx.x] * d.hc + i) * d.hidden;
+    real x = gate_dot<A>(d, qw, kw, i, h, key), a = fabs(x);
     real g = real_sqrt(a > (real)1e-6 ? a : (real)1e-6);
     g = sigmoid(signbit(x) ? -g : g);
-    enum { AT_ONCE = 4 };
-    for (int first = threadIdx.x; first < d.hidden; first += AT_ONCE * blockDim.x) {
-        real old[AT_ONCE], add[AT_ONCE];        /* asked for at once */
+    for (int first = threadIdx.x; first < d.hidden; first += GATE_ROUNDS * GATE_THREADS) {
+        real old[GATE_ROUNDS], add[GATE_ROUNDS];
 #pragma unroll
-        for (int j = 0; j < AT_ONCE; j++) {
-            int k = first + j * (int)blockDim.x;
+        for (int j = 0; j < GATE_ROUNDS; j++) {
+            int k = first + j * GATE_THREADS;
             if (k < d.hidden) {
                 old[j] = (real)h[k];
                 add[j] = value[k];
             }
         }
 #pragma unroll
-        for (int j = 0; j < AT_ONCE; j++) {
-            int k = first + j * (int)blockDim.x;
+        for (int j = 0; j < GATE_ROUNDS; j++) {
+            int k = first + j * GATE_THREADS;
             if (k < d.hidden) h[k] = (stream)A::rb(old[j] + g * add[j]);
         }
     }
 }
 
 template <class A>
-void launch_engram_gate(const dev &d, uint32_t n, const dev_weight &q, const dev_weight &k, const void *kv,
-                        cudaStream_t s) {
-    gate_kernel<A><<<dim3(n, d.hc), 256, 0, s>>>(d, q, k, kv);
+void launch_engram_gate(const dev &d, uint32_t n, const dev_weight &q, const dev_weight &k, const void *kv, chain s) {
+    launch_chained(gate_kernel<A>, dim3(n, d.hc), GATE_THREADS, 0, s, d, q, k, kv);
 }
 
 #define INSTANTIATE(A)                                                                                                 \
     template void launch_engram_rows<A>(const dev &, uint32_t, int, const int64_t *, const int64_t *, const int64_t *, \
                                         int32_t, const dev_weight &, void *, cudaStream_t);                            \
     template void launch_engram_gate<A>(const dev &, uint32_t, const dev_weight &, const dev_weight &, const void *,   \
-                                        cudaStream_t);
+                                        chain);
 CEDAR_ARITHMETICS(INSTANTIATE)
