@@ -145,7 +145,6 @@ static void carve_rows(carver &m, dev &d, const cedar_config *c, const cedar_eng
     d.pre_attn = m.take(r * n, b);
     d.post = m.take(r * n, b);
     d.comb = m.take(r * n * n, b);
-    d.mixes = m.take(r * (2 + n) * n, b);
     d.hc_partial = (double *)m.take(r * HC_SPLITS * ((2 + n) * n + 1), sizeof(double));
     d.x = m.take(r * dm, b);
     d.xq = m.take(r * dm, b);
@@ -860,7 +859,7 @@ template <class A> struct forward {
             launch_feature<A>(d, n, slot, s);
         }
         fork(SIDE_HC, [&] {
-            launch_hc<A>(d, n, site(k->hc_attn_fn, k->hc_attn_base, k->hc_attn_scale), d.pre_attn, s);
+            launch_hc<A>(d, n, site(k->hc_attn_fn, k->hc_attn_base, k->hc_attn_scale), d.pre_attn, chained());
         });
         collapse(d.pre, k->attn_norm, d.x, d.xq, true, !draft && reads_plain(layer));
         fork(SIDE_KV, [&] { keys(k, layer, kind, draft); });
@@ -1144,7 +1143,7 @@ template <class A> struct forward {
     /* next: the layer whose input may be made with the last sums; -1: none. */
     void ffn(const cedar_block *k, int32_t layer, bool draft, int32_t next) {
         fork(SIDE_HC, [&] {
-            launch_hc<A>(d, n, site(k->hc_ffn_fn, k->hc_ffn_base, k->hc_ffn_scale), d.pre, s);
+            launch_hc<A>(d, n, site(k->hc_ffn_fn, k->hc_ffn_base, k->hc_ffn_scale), d.pre, chained());
         });
         collapse(d.pre_attn, k->ffn_norm, b->w.xc, b->w.xqc, false, true);
         if (!tensor) linear(k->gate, by_place(b->w.xc, c->hidden), NULL, b->w.moe.z, false);

@@ -236,7 +236,6 @@ static void take_all(cedar_gpu_bench *b) {
     d.pre_attn = take(b, n * c->hc * 4);
     d.post = take(b, n * c->hc * 4);
     d.comb = take(b, n * c->hc * c->hc * 4);
-    d.mixes = take(b, n * (2 + c->hc) * c->hc * 4);
     d.hc_partial = (double *)take(b, n * HC_SPLITS * ((2 + c->hc) * c->hc + 1) * 8);
     d.table = take(b, 2 * n * c->rope_dim * 4);
     d.window_rows = (uint8_t *)take(b, n * b->l.ring_row_bytes);
@@ -566,7 +565,7 @@ static void run_site(cedar_gpu_bench *b, const op &o, uint32_t round, chain s) {
     dev d = b->d;
     if (o.n == 1) d.active += round * 61 % ROWS;
     launch_expand<bf16>(d, o.n, b->y, b->s);
-    launch_hc<bf16>(d, o.n, b->site, d.pre_attn, b->s);
+    launch_hc<bf16>(d, o.n, b->site, d.pre_attn, chain{ b->s, false });
     s.kernel_before = true;
     tensor_collapse(d, o.n, collapse_into{ d.pre, b->gain, true, !few_rows(o.n), NULL, b->packed }, s);
 }

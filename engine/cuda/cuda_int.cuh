@@ -153,7 +153,7 @@ struct dev {
     uint32_t *active;           /* rows that run now */
     int32_t *token_map;
     void *h;                    /* [R, hc, hidden] streams, of the arithmetic's own type */
-    void *pre, *pre_attn, *post, *comb, *mixes, *x, *xq, *table;   /* table [2, R, rope] cos, sin per pair */
+    void *pre, *pre_attn, *post, *comb, *x, *xq, *table;   /* table [2, R, rope] cos, sin per pair */
     uint32_t row_max;
     double *hc_partial;         /* [R, HC_SPLITS, (2 + n) n + 1] */
     uint8_t *window_rows;       /* [R, ring_row_bytes] */

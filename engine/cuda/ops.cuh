@@ -22,7 +22,7 @@ void launch_synth(const cedar_synth_recipe *recipe, const dev_weight &w, uint8_t
 /* rotation tables */
 template <class A> void launch_begin(const dev &d, uint32_t n, const double *freq, cudaStream_t s);
 template <class A> void launch_embed(const dev &d, uint32_t n, const dev_weight &embed, cudaStream_t s);
-template <class A> void launch_hc(const dev &d, uint32_t n, const hc_site &site, void *pre, cudaStream_t s);
+template <class A> void launch_hc(const dev &d, uint32_t n, const hc_site &site, void *pre, chain s);
 /* x = norm(collapse(h, pre)), and its FP8 round trip xq; out_indexed: rows of x by row id, else by place in the
  * list. */
 template <class A>

@@ -50,6 +50,7 @@ static __global__ void __launch_bounds__(256) hc_project(dev d, dev_weight fn, u
     uint32_t first = (blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32) * ROWS;
     int n0 = blockIdx.y * OUTPUTS, lane = threadIdx.x % 32;
     if (first >= count) return;
+    await_launch();
     typedef typename A::stream stream;
     struct __align__(4 * sizeof(stream)) quad { stream v[4]; };
     const quad *h[ROWS];
@@ -95,10 +96,78 @@ static __global__ void __launch_bounds__(256) hc_project(dev d, dev_weight fn, u
     }
 }
 
+
+enum { FEW_OUTPUTS = 3 };
+
+/* Four channels of a row added to the sums of its products with each output's weights and to that of its squares. */
+template <class real, class stream, class sum>
+static __device__ __forceinline__ void add_quad(const stream *h, const float4 *w, sum *dot) {
+    sum x[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        x[i] = (sum)(real)h[i];
+        dot[FEW_OUTPUTS] = fma(x[i], x[i], dot[FEW_OUTPUTS]);
+    }
+#pragma unroll
+    for (int n = 0; n < FEW_OUTPUTS; n++) {
+        dot[n] = fma(x[0], (sum)w[n].x, dot[n]);
+        dot[n] = fma(x[1], (sum)w[n].y, dot[n]);
+        dot[n] = fma(x[2], (sum)w[n].z, dot[n]);
+        dot[n] = fma(x[3], (sum)w[n].w, dot[n]);
+    }
+}
+
+/* The same for one row and three outputs a warp: everything of ROUNDS rounds is asked for at once. Weights, which no
+ * launch writes, are on their way before the streams are there. */
+template <class A, class sum, int ROUNDS>
+static __global__ void __launch_bounds__(32) hc_project_few(dev d, dev_weight fn) {
+    typedef typename A::real real;
+    typedef typename A::stream stream;
+    struct __align__(4 * sizeof(stream)) quad { stream v[4]; };
+    int quads = d.hc * d.hidden / 4, begin = quads * (int)blockIdx.z / HC_SPLITS,
+        end = quads * ((int)blockIdx.z + 1) / HC_SPLITS;
+    int n0 = blockIdx.y * FEW_OUTPUTS, lane = threadIdx.x, outputs = (int)fn.rows;
+    uint32_t row = d.active[blockIdx.x];
+    const quad *h = (const quad *)d.h + (uint64_t)row * quads;
+    const float4 *w[FEW_OUTPUTS];
+#pragma unroll
+    for (int n = 0; n < FEW_OUTPUTS; n++) w[n] = (const float4 *)fn.data + (int64_t)min(n0 + n, outputs - 1) * quads;
+    sum dot[FEW_OUTPUTS + 1] = {};              /* the last one is that of squares */
+    do {
+        int k = begin + lane;
+        float4 weight[ROUNDS][FEW_OUTPUTS];
+        quad x[ROUNDS];
+#pragma unroll
+        for (int j = 0; j < ROUNDS; j++)
+#pragma unroll
+            for (int n = 0; n < FEW_OUTPUTS; n++)
+                if (k + 32 * j < end) weight[j][n] = w[n][k + 32 * j];
+        await_launch();
+#pragma unroll
+        for (int j = 0; j < ROUNDS; j++)
+            if (k + 32 * j < end) x[j] = h[k + 32 * j];
+        allow_launch();                         /* what follows waits for the end of this kernel anyhow */
+#pragma unroll
+        for (int j = 0; j < ROUNDS; j++)
+            if (k + 32 * j < end) add_quad<real>(x[j].v, weight[j], dot);
+        begin += 32 * ROUNDS;
+    } while (begin < end);
+    for (int o = 16; o; o /= 2)
+#pragma unroll
+        for (int n = 0; n <= FEW_OUTPUTS; n++) dot[n] += __shfl_down_sync(0xffffffffu, dot[n], o);
+    if (lane) return;
+    double *out = d.hc_partial + ((uint64_t)row * HC_SPLITS + blockIdx.z) * (outputs + 1);
+    if (blockIdx.y == 0) out[outputs] = (double)dot[FEW_OUTPUTS];
+#pragma unroll
+    for (int n = 0; n < FEW_OUTPUTS; n++)
+        if (n0 + n < outputs) out[n0 + n] = (double)dot[n];
+}
+
 /* Sum over four lanes whose numbers differ in the two bits from `step` on: ((0+1) + (2+3)) seen from each lane. */
 template <class R> static __device__ R quad_sum(R v, int step) {
-    v += __shfl_xor_sync(0xffffffffu, v, step);
-    return v + __shfl_xor_sync(0xffffffffu, v, 2 * step);
+    R one = __shfl_xor_sync(0xffffffffu, v, step), two = __shfl_xor_sync(0xffffffffu, v, 2 * step),
+      three = __shfl_xor_sync(0xffffffffu, v, 3 * step);
+    return (v + one) + (two + three);
 }
 
 static __device__ inline double max_of(double a, double b) { return a > b ? a : b; }
@@ -112,14 +181,13 @@ template <class R> static __device__ void normalise(R *comb, int n, int step_in,
     }
 }
 
-/* comb of a row by one lane, for any number of streams. */
-template <class R>
-static __device__ void sinkhorn_serial(const R *m, const float *base, R scale, int n, int iters, R eps, R *out) {
+/* comb of a row from its logits by one lane, for any number of streams. */
+template <class R> static __device__ void sinkhorn_serial(const R *logit, int n, int iters, R eps, R *out) {
     R comb[CEDAR_HC_MAX * CEDAR_HC_MAX];
     for (int j = 0; j < n; j++) {
         R *r = comb + j * n, top = -INFINITY, sum = 0;
         for (int k = 0; k < n; k++) {
-            r[k] = m[j * n + k] * scale + (R)base[j * n + k];
+            r[k] = logit[j * n + k];
             if (r[k] > top) top = r[k];
         }
         for (int k = 0; k < n; k++) sum += r[k] = real_exp(r[k] - top);
@@ -133,58 +201,130 @@ static __device__ void sinkhorn_serial(const R *m, const float *base, R scale, i
     for (int k = 0; k < n * n; k++) out[k] = comb[k];
 }
 
-/* One warp per row: lanes add up the parts of a projection each, then lane j n + k holds comb[j][k] where that fits. */
+static __device__ inline float near_reciprocal(float b) {
+    float r;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(b));
+    return r;
+}
+
+/* a / b for operands and results between QUOTIENT_MIN and its inverse: the steps that the compiler makes of a division,
+ * without its test for other operands and the branch that waits for it. */
+static constexpr float QUOTIENT_MIN = 0x1p-40f;
+static __device__ inline float quotient(float a, float b) {
+    float r = near_reciprocal(b);
+    r = fmaf(r, fmaf(-b, r, 1), r);
+    float q = a * r;
+    return fmaf(r, fmaf(-b, q, a), q);
+}
+
+struct divided {
+    template <class R> static __device__ R of(R a, R b) { return a / b; }
+};
+struct divided_quickly {
+    static __device__ float of(float a, float b) { return quotient(a, b); }
+};
+
+/* Columns, then `iters` - 1 times rows and columns, divided by their sums. *low: the least v on the way. */
+template <class division, class R> static __device__ R sinkhorn_rounds(R v, int iters, R eps, R *low) {
+    v = division::of(v, quad_sum(v, 4) + eps);
+    for (int k = 1; k < iters; k++) {
+        *low = min(*low, v);
+        v = division::of(v, quad_sum(v, 1) + eps);
+        *low = min(*low, v);
+        v = division::of(v, quad_sum(v, 4) + eps);
+    }
+    *low = min(*low, v);
+    return v;
+}
+
+/* comb of a row of four streams by a warp: four lanes of a row (bits 0-1), four rows (bits 2-3); lanes 16-31 repeat
+ * lanes 0-15. */
+template <class R> static __device__ R sinkhorn_four(R logit, int iters, R eps) {
+    R top = logit;
+    top = max_of(top, __shfl_xor_sync(0xffffffffu, top, 1));
+    top = max_of(top, __shfl_xor_sync(0xffffffffu, top, 2));
+    R v = real_exp(logit - top);
+    v = v / quad_sum(v, 1) + eps;
+    R low = v;
+    if constexpr (std::is_same<R, float>::value) {
+        /* no v exceeds its sum, and what is not a number stays that: the range is left at the lower end, or for good */
+        R quick = sinkhorn_rounds<divided_quickly>(v, iters, eps, &low);
+        if (__all_sync(0xffffffffu, low >= QUOTIENT_MIN && quick <= 2)) return quick;
+    }
+    return sinkhorn_rounds<divided>(v, iters, eps, &low);
+}
+
+/* Parts of a projection, `step` apart, asked for at once and added in order. */
+static __device__ __forceinline__ double parts_sum(const double *partial, int step) {
+    double part[HC_SPLITS], sum = 0;
+#pragma unroll
+    for (int s = 0; s < HC_SPLITS; s++) part[s] = partial[s * step];
+#pragma unroll
+    for (int s = 0; s < HC_SPLITS; s++) sum += part[s];
+    return sum;
+}
+
+/* One warp per row. Lanes add up the parts of a projection each, those past the last one the parts of the squares, which
+ * makes the logits of all coefficients; then lane j n + k holds comb[j][k] where that fits. */
+enum { HC_THREADS = 128, HC_OUTPUTS_MAX = (2 + CEDAR_HC_MAX) * CEDAR_HC_MAX };
 template <class A>
-static __global__ void hc_coefficients(dev d, dev_weight base, dev_weight scale, void *pre_out, uint32_t count,
-                                       int outputs) {
+static __global__ void __launch_bounds__(HC_THREADS, 1)
+    hc_coefficients(dev d, dev_weight base, dev_weight scale, void *pre_out, uint32_t count, int outputs) {
     typedef typename A::real real;
-    uint32_t i = (blockIdx.x * blockDim.x + threadIdx.x) / 32;
+    enum { EACH = (HC_OUTPUTS_MAX + 31) / 32 };
+    __shared__ real logits[HC_THREADS / 32][HC_OUTPUTS_MAX];
+    uint32_t i = (blockIdx.x * HC_THREADS + threadIdx.x) / 32;
     int lane = threadIdx.x % 32, n = d.hc;
     if (i >= count) return;
     uint32_t row = d.active[i];
     const double *partial = d.hc_partial + (uint64_t)row * HC_SPLITS * (outputs + 1);
-    const float *b = (const float *)base.data, *sc = (const float *)scale.data;
-    real *m = (real *)d.mixes + (uint64_t)row * outputs;
-    double square = 0;
-    for (int s = 0; s < HC_SPLITS; s++) square += partial[s * (outputs + 1) + outputs];
+    real bias[EACH], factor[EACH], *logit = logits[threadIdx.x / 32];
+#pragma unroll
+    for (int e = 0; e < EACH; e++) {
+        int k = min(lane + 32 * e, outputs - 1);
+        bias[e] = (real)((const float *)base.data)[k];
+        factor[e] = (real)((const float *)scale.data)[k < n ? 0 : k < 2 * n ? 1 : 2];
+    }
+    await_launch();
+    double sum[EACH], square = 0;
+#pragma unroll
+    for (int e = 0; e < EACH; e++) {
+        if (32 * e > outputs) break;
+        square = sum[e] = parts_sum(partial + min(lane + 32 * e, outputs), outputs + 1);
+    }
+    square = __shfl_sync(0xffffffffu, square, 31);
     real norm = real_sqrt((real)square / (real)((int64_t)n * d.hidden) + (real)d.norm_eps), eps = (real)d.hc_eps;
-    for (int k = lane; k < outputs; k += 32) {
-        double sum = 0;
-        for (int s = 0; s < HC_SPLITS; s++) sum += partial[s * (outputs + 1) + k];
-        m[k] = (real)sum / norm;
+#pragma unroll
+    for (int e = 0; e < EACH; e++) {
+        int k = lane + 32 * e;
+        if (k < outputs) logit[k] = (real)sum[e] / norm * factor[e] + bias[e];
     }
     __syncwarp();
-    if (lane < n) {
-        ((real *)pre_out)[(uint64_t)row * n + lane] = sigmoid(m[lane] * (real)sc[0] + (real)b[lane]) + eps;
-        ((real *)d.post)[(uint64_t)row * n + lane] = 2 * sigmoid(m[n + lane] * (real)sc[1] + (real)b[n + lane]);
+    if (lane < 2 * n) {
+        real share = sigmoid(logit[lane]);
+        if (lane < n) ((real *)pre_out)[(uint64_t)row * n + lane] = share + eps;
+        else ((real *)d.post)[(uint64_t)row * n + lane - n] = 2 * share;
     }
     real *out = (real *)d.comb + (uint64_t)row * n * n;
-    if (n != 4) {
-        if (lane == 0) sinkhorn_serial(m + 2 * n, b + 2 * n, (real)sc[2], n, d.hc_iters, eps, out);
-        return;
-    }
-    /* four lanes of a row (bits 0-1), four rows (bits 2-3); lanes 16-31 repeat lanes 0-15 */
-    int at = lane % 16;
-    real v = m[8 + at] * (real)sc[2] + (real)b[8 + at], top = v;
-    top = max_of(top, __shfl_xor_sync(0xffffffffu, top, 1));
-    top = max_of(top, __shfl_xor_sync(0xffffffffu, top, 2));
-    v = real_exp(v - top);
-    v = v / quad_sum(v, 1) + eps;
-    v /= quad_sum(v, 4) + eps;
-    for (int k = 1; k < d.hc_iters; k++) {
-        v /= quad_sum(v, 1) + eps;
-        v /= quad_sum(v, 4) + eps;
-    }
-    if (lane < 16) out[at] = v;
+    if (n == 4) {
+        real v = sinkhorn_four(logit[8 + lane % 16], d.hc_iters, eps);
+        if (lane < 16) out[lane] = v;
+    } else if (lane == 0) sinkhorn_serial(logit + 2 * n, n, d.hc_iters, eps, out);
 }
 
-template <class A> void launch_hc(const dev &d, uint32_t n, const hc_site &site, void *pre, cudaStream_t s) {
+template <class A> void launch_hc(const dev &d, uint32_t n, const hc_site &site, void *pre, chain s) {
     unsigned outputs = (unsigned)site.fn.rows;
     /* bf16 streams: a product has at most 32 bits, and a lane adds few of them */
     typedef typename std::conditional<std::is_same<A, bf16>::value, float, double>::type sum;
-    if (n <= 32) hc_project<A, sum, 1, 3><<<dim3(n, (outputs + 2) / 3, HC_SPLITS), 32, 0, s>>>(d, site.fn, n);
-    else hc_project<A, sum, 4, 12><<<dim3((n + 31) / 32, (outputs + 11) / 12, HC_SPLITS), 256, 0, s>>>(d, site.fn, n);
-    hc_coefficients<A><<<(n + 3) / 4, 128, 0, s>>>(d, site.base, site.scale, pre, n, (int)outputs);
+    enum { ROUNDS = std::is_same<A, bf16>::value ? 10 : 4 };
+    if (n <= 32)
+        launch_chained(hc_project_few<A, sum, ROUNDS>, dim3(n, (outputs + FEW_OUTPUTS - 1) / FEW_OUTPUTS, HC_SPLITS),
+                       32, 0, s, d, site.fn);
+    else
+        launch_chained(hc_project<A, sum, 4, 12>, dim3((n + 31) / 32, (outputs + 11) / 12, HC_SPLITS), 256, 0, s, d,
+                       site.fn, n);
+    launch_chained(hc_coefficients<A>, (n + 3) / 4, HC_THREADS, 0, chain{ s.stream, true }, d, site.base, site.scale,
+                   pre, n, (int)outputs);
 }
 
 /* x[k] of a row becomes its norm and, if xq is given, its FP8 round trip; all threads of the block take part. */
@@ -306,7 +446,7 @@ template <class A> void launch_feature(const dev &d, uint32_t n, int slot, cudaS
 #define INSTANTIATE(A)                                                                                                 \
     template void launch_begin<A>(const dev &, uint32_t, const double *, cudaStream_t);                                \
     template void launch_embed<A>(const dev &, uint32_t, const dev_weight &, cudaStream_t);                            \
-    template void launch_hc<A>(const dev &, uint32_t, const hc_site &, void *, cudaStream_t);                          \
+    template void launch_hc<A>(const dev &, uint32_t, const hc_site &, void *, chain);                                 \
     template void launch_collapse<A>(const dev &, uint32_t, const void *, const dev_weight &, void *, void *, bool,    \
                                      cudaStream_t);                                                                    \
     template void launch_expand<A>(const dev &, uint32_t, const void *, cudaStream_t);                                 \
