@@ -408,12 +408,12 @@ template <class A> void launch_expand(const dev &d, uint32_t n, const void *y, c
     expand_kernel<A><<<dim3(n, (d.hidden / 4 + EXPAND_THREADS - 1) / EXPAND_THREADS), EXPAND_THREADS, 0, s>>>(d, y);
 }
 
-/* A sum of mixed words: atomic, since whole numbers add up the same in any order. */
+/* A sum of mixed words: atomic, since whole numbers add up the same in any order. Blocks share a row. */
 static __global__ void digest_kernel(dev d, unsigned long long *digest) {
     uint32_t row = d.active[blockIdx.x], words = (uint32_t)d.hc * d.hidden * d.stream_bytes / 4;
     const uint32_t *h = (const uint32_t *)d.h + (uint64_t)row * words;
     unsigned long long sum = 0;
-    for (uint32_t i = threadIdx.x; i < words; i += blockDim.x) {
+    for (uint32_t i = blockIdx.y * blockDim.x + threadIdx.x; i < words; i += gridDim.y * blockDim.x) {
         unsigned long long v = ((unsigned long long)(blockIdx.x * words + i) << 32 | h[i]) * 0x9E3779B97F4A7C15ull;
         sum += (v ^ v >> 29) * 0xBF58476D1CE4E5B9ull;
     }
@@ -423,7 +423,7 @@ static __global__ void digest_kernel(dev d, unsigned long long *digest) {
 
 void launch_digest(const dev &d, uint32_t n, unsigned long long *digest, cudaStream_t s) {
     cudaMemsetAsync(digest, 0, sizeof *digest, s);
-    digest_kernel<<<n, 512, 0, s>>>(d, digest);
+    digest_kernel<<<dim3(n, 16), 512, 0, s>>>(d, digest);
 }
 
 template <class A> static __global__ void feature_kernel(dev d, int slot) {
