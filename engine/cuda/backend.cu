@@ -1326,7 +1326,7 @@ template <class A> struct forward {
             head_input(b->model->norm, !few_rows(n));
             head_rows(by_place(b->w.xc, c->hidden), b->w.px);
             launch_logits<A>(d, n, b->w.head, want ? b->w.logits + (uint64_t)first * c->vocab : NULL,
-                             b->w.argmax + first, c->vocab, s);
+                             b->w.argmax + first, c->vocab, chained());
         }
     }
 

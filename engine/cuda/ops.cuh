@@ -103,7 +103,7 @@ template <class A> void launch_route(uint32_t n, const dev_moe &m, chain s);
 
 /* head.cu */
 template <class A>
-void launch_logits(const dev &d, uint32_t n, const void *y, float *logits, int32_t *argmax, int vocab, cudaStream_t s);
+void launch_logits(const dev &d, uint32_t n, const void *y, float *logits, int32_t *argmax, int vocab, chain s);
 template <class A>
 void launch_markov(const dev &d, int vocab, const void *base, const void *extra, float *logits, int32_t *id,
                    cudaStream_t s);
