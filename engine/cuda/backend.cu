@@ -839,7 +839,7 @@ template <class A> struct forward {
     void engram(const cedar_block *k, int32_t layer) {
         const int64_t *e = b->w.engram + (size_t)c->engram_at[layer] * 3 * CEDAR_ENGRAM_ROWS_MAX;
         launch_engram_rows<A>(d, n, 0, e, e + CEDAR_ENGRAM_ROWS_MAX, e + 2 * CEDAR_ENGRAM_ROWS_MAX, c->engram_pad,
-                              W(k->engram_embed), b->w.e, s);
+                              W(k->engram_embed), b->w.e, chained());
         tap_rows(b, CEDAR_TAP_ENGRAM_ROWS, layer, plan, list, n, d.engram_ids, true, d.engram_rows,
                  (uint32_t)d.engram_rows, TAP_BYTES, 8);
         dev_rows e_rows = by_place(b->w.e, (int64_t)c->engram_rows_per_token * c->engram_dim);

@@ -19,7 +19,8 @@ static __device__ __forceinline__ void tokens_back(const dev &d, uint32_t row, i
     }
 }
 
-/* Each block has a part of a row's values; all work out where the row's table rows lie. */
+/* Each block has a part of a row's values; all work out where the row's table rows lie. Tokens and tables were there
+ * before the step began, so only what is written waits for the kernel before this one. */
 enum { ROW_THREADS = 1024 };
 template <class A>
 static __global__ void __launch_bounds__(ROW_THREADS, 1)
@@ -37,23 +38,26 @@ static __global__ void __launch_bounds__(ROW_THREADS, 1)
         for (int k = 0; k < CEDAR_NGRAM_MAX; k++)
             if (k <= gram) r ^= (int64_t)id[k] * mul[k];
         ids[threadIdx.x] = r % p + first;
-        if (blockIdx.y == 0) d.engram_ids[(uint64_t)row * d.engram_rows + threadIdx.x] = ids[threadIdx.x];
     }
     __syncthreads();
-    int64_t dim = embed.cols, width = d.engram_rows * dim;
-    real *out = (real *)e_out + blockIdx.x * width;
-    int64_t k = (int64_t)blockIdx.y * ROW_THREADS + threadIdx.x;
+    int dim = (int)embed.cols, width = d.engram_rows * dim, k = blockIdx.y * ROW_THREADS + threadIdx.x;
     if (k >= width) return;                     /* whole warps: the width is a multiple of 32 */
-    double v = weight_at(embed, ids[k / dim], k % dim), s = ue8m0_value(fp8q32_scale(v));
-    out[k] = (real)(e4m3_value(e4m3_encode(v / s)) * s);
+    int64_t at = ids[k / dim] * dim + k % dim;  /* a row of codes has a scale for 32 */
+    uint8_t code = embed.data[at], scale = embed.scale[at / 32];
+    double v = e4m3_value(code) * ue8m0_value(scale), s = ue8m0_value(fp8q32_scale(v));
+    v = e4m3_value(e4m3_encode(v / s)) * s;
+    await_launch();
+    allow_launch();
+    ((real *)e_out)[(int64_t)blockIdx.x * width + k] = (real)v;
+    if (k < d.engram_rows) d.engram_ids[(uint64_t)row * d.engram_rows + k] = ids[k];
 }
 
 template <class A>
 void launch_engram_rows(const dev &d, uint32_t n, int slot, const int64_t *mul, const int64_t *prime,
-                        const int64_t *offset, int32_t pad, const dev_weight &embed, void *e, cudaStream_t s) {
+                        const int64_t *offset, int32_t pad, const dev_weight &embed, void *e, chain s) {
     (void)slot;
     unsigned parts = (unsigned)((d.engram_rows * embed.cols + ROW_THREADS - 1) / ROW_THREADS);
-    rows_kernel<A><<<dim3(n, parts), ROW_THREADS, 0, s>>>(d, mul, prime, offset, pad, embed, e);
+    launch_chained(rows_kernel<A>, dim3(n, parts), ROW_THREADS, 0, s, d, mul, prime, offset, pad, embed, e);
 }
 
 /* block_sum of several values at once, each in the same order; once in a kernel. */
@@ -160,7 +164,7 @@ void launch_engram_gate(const dev &d, uint32_t n, const dev_weight &q, const dev
 
 #define INSTANTIATE(A)                                                                                                 \
     template void launch_engram_rows<A>(const dev &, uint32_t, int, const int64_t *, const int64_t *, const int64_t *, \
-                                        int32_t, const dev_weight &, void *, cudaStream_t);                            \
+                                        int32_t, const dev_weight &, void *, chain);                                   \
     template void launch_engram_gate<A>(const dev &, uint32_t, const dev_weight &, const dev_weight &, const void *,   \
                                         chain);
 CEDAR_ARITHMETICS(INSTANTIATE)

@@ -44,7 +44,7 @@ template <class A> void launch_linear(const dev &d, uint32_t n, const dev_weight
 /* engram.cu */
 template <class A>
 void launch_engram_rows(const dev &d, uint32_t n, int slot, const int64_t *mul, const int64_t *prime,
-                        const int64_t *offset, int32_t pad, const dev_weight &embed, void *e, cudaStream_t s);
+                        const int64_t *offset, int32_t pad, const dev_weight &embed, void *e, chain s);
 template <class A>
 void launch_engram_gate(const dev &d, uint32_t n, const dev_weight &q, const dev_weight &k, const void *kv, chain s);
 
