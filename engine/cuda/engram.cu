@@ -1,7 +1,7 @@
 /* Engram: hash, table rows, gate (spec/model.md 2.10). */
 #include "engine/cuda/ops.cuh"
 
-/* Ids of the tokens that end at the row's, the row's own first: raw ones, `pad` before the sequence's start. Both places
+/* Mapped ids of the tokens that end at the row's, its own first, and of `pad` before the sequence's start. Both places
  * where a token may lie are asked for at once. */
 static __device__ __forceinline__ void tokens_back(const dev &d, uint32_t row, int32_t pad, int32_t *id) {
     const dev_entry &e = d.entries[d.row_entry[row]];
@@ -84,15 +84,15 @@ template <int COUNT> static __device__ void block_sums(double (&v)[COUNT]) {
 /* The channels of a thread are GATE_THREADS apart; GATE_ROUNDS of them are asked for at once. */
 enum { GATE_THREADS = 256, GATE_ROUNDS = 20 };
 
-/* How strongly stream i's values agree with the key: their dot product, each weighed and normed. Weights are bf16, and
- * on their way before keys are there. */
+/* A thread's part of three sums over stream i: the product of values and keys, each weighed, and both squares. Weights
+ * are bf16, and on their way before keys are there. */
 template <class A>
-static __device__ typename A::real gate_dot(const dev &d, const dev_weight &qw, const dev_weight &kw, int i,
-                                            const typename A::stream *h, const typename A::real *key) {
+static __device__ __forceinline__ void gate_sums(const dev &d, const dev_weight &qw, const dev_weight &kw, int i,
+                                                 const typename A::stream *h, const typename A::real *key,
+                                                 double (&sum)[3]) {
     typedef typename A::real real;
     const uint16_t *q_row = (const uint16_t *)qw.data + (int64_t)i * d.hidden,
                    *k_row = (const uint16_t *)kw.data + (int64_t)i * d.hidden;
-    double sum[3] = { 0, 0, 0 };                /* product, squares of values and of keys */
     for (int first = threadIdx.x; first < d.hidden; first += GATE_ROUNDS * GATE_THREADS) {
         real x[GATE_ROUNDS], q[GATE_ROUNDS], k[GATE_ROUNDS], y[GATE_ROUNDS];
 #pragma unroll
@@ -121,10 +121,33 @@ static __device__ typename A::real gate_dot(const dev &d, const dev_weight &qw, 
             sum[2] += (double)y[j] * (double)y[j];
         }
     }
-    block_sums(sum);
+}
+
+/* How far the gate opens, from the sums over all channels; scale: 1 / sqrt(channels). */
+template <class A>
+static __device__ __forceinline__ typename A::real gate_of(const dev &d, const double (&sum)[3],
+                                                           typename A::real scale) {
+    typedef typename A::real real;
     real eps = (real)d.norm_eps, inv_h = 1 / real_sqrt((real)sum[1] / (real)d.hidden + eps),
          inv_k = 1 / real_sqrt((real)sum[2] / (real)d.hidden + eps);
-    return (real)sum[0] * inv_h * inv_k * (real)(1 / sqrt((double)d.hidden));
+    real x = (real)sum[0] * inv_h * inv_k * scale, a = fabs(x);
+    real g = real_sqrt(a > (real)1e-6 ? a : (real)1e-6);
+    return sigmoid(signbit(x) ? -g : g);
+}
+
+/* Asks for a thread's channels from `first` on. */
+template <class A>
+static __device__ __forceinline__ void gate_ask(const dev &d, const typename A::stream *h,
+                                                const typename A::real *value, int first, typename A::real *old,
+                                                typename A::real *add) {
+#pragma unroll
+    for (int j = 0; j < GATE_ROUNDS; j++) {
+        int k = first + j * GATE_THREADS;
+        if (k < d.hidden) {
+            old[j] = (typename A::real)h[k];
+            add[j] = value[k];
+        }
+    }
 }
 
 template <class A>
@@ -136,24 +159,21 @@ static __global__ void __launch_bounds__(GATE_THREADS, 1)
     const real *kv = (const real *)kv_in + (uint64_t)blockIdx.x * (d.hc + 1) * d.hidden;
     const real *key = kv + (int64_t)i * d.hidden, *value = kv + (int64_t)d.hc * d.hidden;
     stream *h = (stream *)d.h + ((uint64_t)d.active[blockIdx.x] * d.hc + i) * d.hidden;
-    real x = gate_dot<A>(d, qw, kw, i, h, key), a = fabs(x);
-    real g = real_sqrt(a > (real)1e-6 ? a : (real)1e-6);
-    g = sigmoid(signbit(x) ? -g : g);
-    for (int first = threadIdx.x; first < d.hidden; first += GATE_ROUNDS * GATE_THREADS) {
-        real old[GATE_ROUNDS], add[GATE_ROUNDS];
-#pragma unroll
-        for (int j = 0; j < GATE_ROUNDS; j++) {
-            int k = first + j * GATE_THREADS;
-            if (k < d.hidden) {
-                old[j] = (real)h[k];
-                add[j] = value[k];
-            }
-        }
+    real scale = (real)(1 / sqrt((double)d.hidden));
+    double sum[3] = { 0, 0, 0 };
+    gate_sums<A>(d, qw, kw, i, h, key, sum);
+    real old[GATE_ROUNDS], add[GATE_ROUNDS];
+    gate_ask<A>(d, h, value, threadIdx.x, old, add);    /* on their way while the block adds up */
+    block_sums(sum);
+    real g = gate_of<A>(d, sum, scale);
+    for (int first = threadIdx.x; first < d.hidden;) {
 #pragma unroll
         for (int j = 0; j < GATE_ROUNDS; j++) {
             int k = first + j * GATE_THREADS;
             if (k < d.hidden) h[k] = (stream)A::rb(old[j] + g * add[j]);
         }
+        first += GATE_ROUNDS * GATE_THREADS;
+        gate_ask<A>(d, h, value, first, old, add);
     }
 }
 
