@@ -117,26 +117,27 @@ static __device__ __forceinline__ void add_quad(const stream *h, const float4 *w
     }
 }
 
-/* The same for one row and three outputs a warp: everything of ROUNDS rounds is asked for at once. Weights, which no
+/* The same for ROWS rows and three outputs a warp: everything of ROUNDS rounds is asked for at once. Weights, which no
  * launch writes, are on their way before the streams are there. */
-template <class A, class sum, int ROUNDS>
-static __global__ void __launch_bounds__(32) hc_project_few(dev d, dev_weight fn) {
+template <class A, class sum, int ROWS, int ROUNDS>
+static __global__ void __launch_bounds__(32) hc_project_few(dev d, dev_weight fn, uint32_t count) {
     typedef typename A::real real;
     typedef typename A::stream stream;
     struct __align__(4 * sizeof(stream)) quad { stream v[4]; };
     int quads = d.hc * d.hidden / 4, begin = quads * (int)blockIdx.z / HC_SPLITS,
         end = quads * ((int)blockIdx.z + 1) / HC_SPLITS;
     int n0 = blockIdx.y * FEW_OUTPUTS, lane = threadIdx.x, outputs = (int)fn.rows;
-    uint32_t row = d.active[blockIdx.x];
-    const quad *h = (const quad *)d.h + (uint64_t)row * quads;
+    uint32_t row[ROWS];
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) row[r] = d.active[min(blockIdx.x * ROWS + r, count - 1)];
     const float4 *w[FEW_OUTPUTS];
 #pragma unroll
     for (int n = 0; n < FEW_OUTPUTS; n++) w[n] = (const float4 *)fn.data + (int64_t)min(n0 + n, outputs - 1) * quads;
-    sum dot[FEW_OUTPUTS + 1] = {};              /* the last one is that of squares */
+    sum dot[ROWS][FEW_OUTPUTS + 1] = {};        /* the last one is that of squares */
     do {
         int k = begin + lane;
         float4 weight[ROUNDS][FEW_OUTPUTS];
-        quad x[ROUNDS];
+        quad x[ROUNDS][ROWS];
 #pragma unroll
         for (int j = 0; j < ROUNDS; j++)
 #pragma unroll
@@ -145,22 +146,29 @@ static __global__ void __launch_bounds__(32) hc_project_few(dev d, dev_weight fn
         await_launch();
 #pragma unroll
         for (int j = 0; j < ROUNDS; j++)
-            if (k + 32 * j < end) x[j] = h[k + 32 * j];
+#pragma unroll
+            for (int r = 0; r < ROWS; r++)
+                if (k + 32 * j < end) x[j][r] = ((const quad *)d.h + (uint64_t)row[r] * quads)[k + 32 * j];
         allow_launch();                         /* what follows waits for the end of this kernel anyhow */
 #pragma unroll
         for (int j = 0; j < ROUNDS; j++)
-            if (k + 32 * j < end) add_quad<real>(x[j].v, weight[j], dot);
+#pragma unroll
+            for (int r = 0; r < ROWS; r++)
+                if (k + 32 * j < end) add_quad<real>(x[j][r].v, weight[j], dot[r]);
         begin += 32 * ROUNDS;
     } while (begin < end);
-    for (int o = 16; o; o /= 2)
 #pragma unroll
-        for (int n = 0; n <= FEW_OUTPUTS; n++) dot[n] += __shfl_down_sync(0xffffffffu, dot[n], o);
-    if (lane) return;
-    double *out = d.hc_partial + ((uint64_t)row * HC_SPLITS + blockIdx.z) * (outputs + 1);
-    if (blockIdx.y == 0) out[outputs] = (double)dot[FEW_OUTPUTS];
+    for (int r = 0; r < ROWS; r++) {
+        for (int o = 16; o; o /= 2)
 #pragma unroll
-    for (int n = 0; n < FEW_OUTPUTS; n++)
-        if (n0 + n < outputs) out[n0 + n] = (double)dot[n];
+            for (int n = 0; n <= FEW_OUTPUTS; n++) dot[r][n] += __shfl_down_sync(0xffffffffu, dot[r][n], o);
+        if (lane || blockIdx.x * ROWS + r >= count) continue;
+        double *out = d.hc_partial + ((uint64_t)row[r] * HC_SPLITS + blockIdx.z) * (outputs + 1);
+        if (blockIdx.y == 0) out[outputs] = (double)dot[r][FEW_OUTPUTS];
+#pragma unroll
+        for (int n = 0; n < FEW_OUTPUTS; n++)
+            if (n0 + n < outputs) out[n0 + n] = (double)dot[r][n];
+    }
 }
 
 /* Sum over four lanes whose numbers differ in the two bits from `step` on: ((0+1) + (2+3)) seen from each lane. */
@@ -264,8 +272,8 @@ static __device__ __forceinline__ double parts_sum(const double *partial, int st
     return sum;
 }
 
-/* One warp per row. Lanes add up the parts of a projection each, those past the last one the parts of the squares, which
- * makes the logits of all coefficients; then lane j n + k holds comb[j][k] where that fits. */
+/* One warp per row. Lanes add up the parts of a projection each, those past the last one the parts of the squares;
+ * that makes the logits of all coefficients. Then lane j n + k holds comb[j][k] where that fits. */
 enum { HC_THREADS = 128, HC_OUTPUTS_MAX = (2 + CEDAR_HC_MAX) * CEDAR_HC_MAX };
 template <class A>
 static __global__ void __launch_bounds__(HC_THREADS, 1)
@@ -316,10 +324,13 @@ template <class A> void launch_hc(const dev &d, uint32_t n, const hc_site &site,
     unsigned outputs = (unsigned)site.fn.rows;
     /* bf16 streams: a product has at most 32 bits, and a lane adds few of them */
     typedef typename std::conditional<std::is_same<A, bf16>::value, float, double>::type sum;
-    enum { ROUNDS = std::is_same<A, bf16>::value ? 10 : 4 };
-    if (n <= 32)
-        launch_chained(hc_project_few<A, sum, ROUNDS>, dim3(n, (outputs + FEW_OUTPUTS - 1) / FEW_OUTPUTS, HC_SPLITS),
-                       32, 0, s, d, site.fn);
+    constexpr bool narrow = std::is_same<A, bf16>::value;
+    unsigned parts = (outputs + FEW_OUTPUTS - 1) / FEW_OUTPUTS;
+    if (n <= 8)
+        launch_chained(hc_project_few<A, sum, 1, narrow ? 10 : 4>, dim3(n, parts, HC_SPLITS), 32, 0, s, d, site.fn, n);
+    else if (n <= 32)                           /* weights read for four rows at once */
+        launch_chained(hc_project_few<A, sum, 4, narrow ? 5 : 2>, dim3((n + 3) / 4, parts, HC_SPLITS), 32, 0, s, d,
+                       site.fn, n);
     else
         launch_chained(hc_project<A, sum, 4, 12>, dim3((n + 31) / 32, (outputs + 11) / 12, HC_SPLITS), 256, 0, s, d,
                        site.fn, n);
