@@ -156,6 +156,7 @@ struct dev {
     void *pre, *pre_attn, *post, *comb, *x, *xq, *table;   /* table [2, R, rope] cos, sin per pair */
     uint32_t row_max;
     double *hc_partial;         /* [R, HC_SPLITS, (2 + n) n + 1] */
+    uint32_t *hc_tickets;       /* [R] parts of a row that are done, 0 between launches */
     uint8_t *window_rows;       /* [R, ring_row_bytes] */
     void *comp;                 /* [R, 2, head_dim] */
     int32_t *topk_ids;          /* [R, topk] */
@@ -190,8 +191,8 @@ static __device__ inline uint8_t *dev_open(const dev &d, int32_t seq, int part, 
 
 /* --- launches ----------------------------------------------------------------------------------------------------- */
 
-/* A stream, and whether what a launch waits for is just the kernel before it there: then it may begin before that one
- * has ended, up to await_launch. */
+/* A stream, and whether a kernel is the last work before the launch there: then it may begin before that kernel and
+ * those joined since then have ended, up to await_launch. */
 struct chain {
     cudaStream_t stream;
     bool kernel_before;
@@ -199,8 +200,9 @@ struct chain {
 };
 
 /* In a kernel: what follows sees all that the kernels before have written; the next one may begin. Most kernels allow
- * that behind their own wait, so that the next has only the one in front of it to think of. One that is chained and
- * allows it earlier says what still runs then. */
+ * that behind their own wait, so that the next has only the one in front of it to think of. One that allows it before
+ * its wait lets the next begin while the kernel before both still runs: what packs or norms the input of a linear layer
+ * does, so that weights are on their way meanwhile. It says so. */
 static __device__ __forceinline__ void await_launch() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 static __device__ __forceinline__ void allow_launch() {
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
@@ -210,20 +212,34 @@ static __device__ __forceinline__ void allow_launch() {
  * from memory. */
 static __device__ __forceinline__ void prefetch(const void *p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 
+/* `cluster` neighbouring blocks along x share their shared memory and are there together. */
 template <class... Parameters, class... Arguments>
-static void launch_chained(void (*kernel)(Parameters...), dim3 grid, unsigned threads, size_t shared, chain s,
-                           const Arguments &...arguments) {
-    cudaLaunchAttribute attribute = {};
-    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute.val.programmaticStreamSerializationAllowed = 1;
+static void launch_cluster(void (*kernel)(Parameters...), dim3 grid, unsigned cluster, unsigned threads, size_t shared,
+                           chain s, const Arguments &...arguments) {
+    cudaLaunchAttribute attribute[2] = {};
     cudaLaunchConfig_t config = {};
     config.gridDim = grid;
     config.blockDim = threads;
     config.dynamicSmemBytes = shared;
     config.stream = s.stream;
-    config.attrs = &attribute;
-    config.numAttrs = s.kernel_before ? 1 : 0;
+    config.attrs = attribute;
+    if (s.kernel_before) {
+        attribute[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+        attribute[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
+    }
+    if (cluster > 1) {
+        attribute[config.numAttrs].id = cudaLaunchAttributeClusterDimension;
+        attribute[config.numAttrs].val.clusterDim.x = cluster;
+        attribute[config.numAttrs].val.clusterDim.y = attribute[config.numAttrs].val.clusterDim.z = 1;
+        config.numAttrs++;
+    }
     cudaLaunchKernelEx(&config, kernel, arguments...);
+}
+
+template <class... Parameters, class... Arguments>
+static void launch_chained(void (*kernel)(Parameters...), dim3 grid, unsigned threads, size_t shared, chain s,
+                           const Arguments &...arguments) {
+    launch_cluster(kernel, grid, 1, threads, shared, s, arguments...);
 }
 
 /* --- shared by kernels -------------------------------------------------------------------------------------------- */

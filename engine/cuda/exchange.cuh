@@ -2,7 +2,7 @@
 #ifndef CEDAR_ENGINE_CUDA_EXCHANGE_CUH
 #define CEDAR_ENGINE_CUDA_EXCHANGE_CUH
 
-#include "engine/cuda/pairs.cuh"
+#include "engine/cuda/packing.cuh"
 #include "engine/cuda/peers.cuh"
 
 /* --- words -------------------------------------------------------------------------------------------------------- */
@@ -196,15 +196,9 @@ struct experts_part {
     int per_token, units;               /* units: of a row */
     __device__ __forceinline__ uint4 operator()(uint32_t u) const {
         uint32_t row = u / (uint32_t)units, k = u % (uint32_t)units;
-        const uint4 *from = out + (uint64_t)row * (uint32_t)((per_token + 1) * units) + k;
-        float y[8] = {};
-        for (int i = 0; i <= per_token; i++) {
-            if (i < per_token && ids[row * (uint32_t)per_token + i] < 0) continue;
-            float x[8];
-            bf16_words::take(from[(int64_t)i * units], x);
-#pragma unroll
-            for (int j = 0; j < 8; j++) y[j] += x[j];
-        }
+        float y[8];
+        sum_experts(ids + row * (uint32_t)per_token, per_token,
+                    out + (uint64_t)row * (uint32_t)((per_token + 1) * units) + k, units, y);
         return bf16_words::give(y);
     }
 };

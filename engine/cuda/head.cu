@@ -85,19 +85,8 @@ void launch_logits(const dev &d, uint32_t n, const void *y, float *logits, int32
         launch_chained(logits_kernel<A, 1>, n, LOGITS_THREADS, 0, s, y, logits, argmax, vocab);
         return;
     }
-    cudaLaunchAttribute attribute[2] = {};
-    attribute[0].id = cudaLaunchAttributeClusterDimension;
-    attribute[0].val.clusterDim.x = LOGITS_BLOCKS;
-    attribute[0].val.clusterDim.y = attribute[0].val.clusterDim.z = 1;
-    attribute[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute[1].val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = n * LOGITS_BLOCKS;
-    config.blockDim = LOGITS_THREADS;
-    config.stream = s.stream;
-    config.attrs = attribute;
-    config.numAttrs = s.kernel_before ? 2 : 1;
-    cudaLaunchKernelEx(&config, logits_kernel<A, LOGITS_BLOCKS>, y, logits, argmax, vocab);
+    launch_cluster(logits_kernel<A, LOGITS_BLOCKS>, n * LOGITS_BLOCKS, LOGITS_BLOCKS, LOGITS_THREADS, 0, s, y, logits,
+                   argmax, vocab);
 }
 
 /* base + extra -> logits, and the greedy id, by one block. */

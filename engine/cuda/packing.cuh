@@ -74,4 +74,33 @@ static __device__ __forceinline__ void activate8(const float a[8], const float b
     }
 }
 
+/* y = a row's experts in ascending id, then the shared one, added up for eight channels: bf16, one slot `step` units
+ * behind the other, those without an expert left out. AT_ONCE slots are asked for together, whether they count or not,
+ * so that they need not wait for the ids. */
+static __device__ __forceinline__ void sum_experts(const int32_t *ids, int per_token, const uint4 *from, int step,
+                                                   float y[8]) {
+    enum { AT_ONCE = 8 };
+#pragma unroll
+    for (int j = 0; j < 8; j++) y[j] = 0;
+#pragma unroll 1
+    for (int first = 0; first <= per_token; first += AT_ONCE) {
+        uint4 u[AT_ONCE];
+        bool there[AT_ONCE];
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) {
+            int slot = first + i;
+            there[i] = slot == per_token || (slot < per_token && ids[slot] >= 0);
+            if (slot <= per_token) u[i] = from[(int64_t)slot * step];
+        }
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) {
+            if (!there[i]) continue;
+            float x[8];
+            unpack8(u[i], x);
+#pragma unroll
+            for (int j = 0; j < 8; j++) y[j] += x[j];
+        }
+    }
+}
+
 #endif
