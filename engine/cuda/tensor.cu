@@ -122,7 +122,8 @@ static bool warps_a_tile(int64_t n_count, int64_t k_count, unsigned others, unsi
 template <class Weights>
 static void launch_tiles(void (*kernel)(source), unsigned outputs, unsigned per_sm, unsigned tiles, unsigned z,
                          const source &src, chain s) {
-    dim3 grid(few_blocks(ceil_div(src.n_count, outputs), tiles * z, MULTIPROCESSORS * per_sm), tiles, z);
+    unsigned at_once = MULTIPROCESSORS * (src.aside ? 1 : per_sm);
+    dim3 grid(few_blocks(ceil_div(src.n_count, outputs), tiles * z, at_once), tiles, z);
     launch_chained(kernel, grid, 32 * TILES_WARPS, tiles_stage<Weights>::BLOCK_BYTES, s, src);
 }
 
@@ -246,12 +247,44 @@ void tensor_linear(const dev_weight &w, const operand &x, uint32_t rows, const r
     launch_dense(dense_source(w, w, x, rows, w.rows, y, y.y), x.woven, 1, s);
 }
 
+void tensor_linear_aside(const dev_weight &w, const operand &x, uint32_t rows, const result &y, chain s) {
+    source src = dense_source(w, w, x, rows, w.rows, y, y.y);
+    src.aside = true;
+    launch_dense(src, x.woven, 1, s);
+}
+
 void tensor_linear_two(const dev_weight &w0, const dev_weight &w1, const operand &x, uint32_t rows, const result &y0,
                        void *y1, chain s) {
     source src = dense_source(w0, w1, x, rows, w0.rows, y0, y1);
     src.z_dense = 1;
     src.z_y = 1;
     launch_dense(src, x.woven, 2, s);
+}
+
+/* With a multiprocessor for each tile of both, so that neither waits for the other. */
+template <class Weights, int TILES> static void launch_beside(source src, chain s) {
+    src.split = ceil_div(src.n_count, FEW_N);
+    unsigned blocks = src.split + ceil_div(src.n_second, FEW_N);
+    launch_chained(few_kernel<Weights, TILES, true>, blocks, 32 * FEW_WARPS, few_stage<Weights, true>::BLOCK_BYTES, s,
+                   src);
+}
+
+void tensor_linear_beside(const dev_weight &w0, const dev_weight &w1, const operand &x, uint32_t rows, const result &y0,
+                          void *y1, chain s) {
+    source src = dense_source(w0, w1, x, rows, w0.rows, y0, y1);
+    src.n_second = w1.rows;
+    unsigned blocks = ceil_div(w0.rows, FEW_N) + ceil_div(w1.rows, FEW_N);
+    bool fits = few_rows(rows) && blocks <= MULTIPROCESSORS && w0.kind == CEDAR_W_TILES && w1.kind == CEDAR_W_TILES;
+    if (!fits) {
+        tensor_linear(w0, x, rows, y0, s);
+        tensor_linear(w1, x, rows, result{ y1, w1.rows, y0.kind }, s);
+    } else if (rows <= 8) {
+        launch_beside<fp8_tiles, 1>(src, s);
+    } else if (rows <= 16) {
+        launch_beside<fp8_tiles, 2>(src, s);
+    } else {
+        launch_beside<fp8_tiles, 4>(src, s);
+    }
 }
 
 void tensor_groups(const dev_weight &w, int groups, const operand &x, uint32_t rows, const result &y, chain s) {

@@ -82,9 +82,15 @@ struct result {
 
 /* y row i, column n = row i of x times row n of w. */
 void tensor_linear(const dev_weight &w, const operand &x, uint32_t rows, const result &y, chain s);
+/* The same beside the main work: where it has few rows and many outputs it leaves room for other thread blocks. */
+void tensor_linear_aside(const dev_weight &w, const operand &x, uint32_t rows, const result &y, chain s);
 /* The same for two weights of one shape and one input at once; the second result has the rows and kind of the first. */
 void tensor_linear_two(const dev_weight &w0, const dev_weight &w1, const operand &x, uint32_t rows, const result &y0,
                        void *y1, chain s);
+/* The same for two weights of any numbers of rows; rows of the second result have no gaps. One launch, if a
+ * multiprocessor can have each tile of outputs. */
+void tensor_linear_beside(const dev_weight &w0, const dev_weight &w1, const operand &x, uint32_t rows, const result &y0,
+                          void *y1, chain s);
 /* `groups` equal blocks of rows of w, group g from row ... * stride + first + g of x to columns from g * (rows of a
  * block) of y. */
 void tensor_groups(const dev_weight &w, int groups, const operand &x, uint32_t rows, const result &y, chain s);

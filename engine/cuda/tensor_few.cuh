@@ -103,7 +103,7 @@ static __global__ void __launch_bounds__(32 * FEW_WARPS, few_per_sm<Weights>(TIL
     Weights w(it.w);
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     int blocks = (int)((w.k_count + K_BLOCK - 1) / K_BLOCK), z_rows = (int)blockIdx.z * src.z_rows,
-        n_count = (int)src.n_count, last = n_count - 1, step = (int)gridDim.x * FEW_N;
+        n_count = (int)src.outputs(), last = n_count - 1, step = src.blocks() * FEW_N, n_first = src.block() * FEW_N;
     /* slots of this warp's stream in shared memory, and where in one this lane copies */
     const uint32_t begin = kept((uint32_t)__cvta_generic_to_shared(stages) +
                                 (uint32_t)warp * stage::COUNT * stage::BYTES),
@@ -124,7 +124,7 @@ static __global__ void __launch_bounds__(32 * FEW_WARPS, few_per_sm<Weights>(TIL
                                      : w.k_blocks % 4 == 0 && ((uintptr_t)w.scales_data() & 3) == 0 ? WORDS
                                      : BYTES_APART);
     /* the stream: `left` more blocks of the segment of the tile at load_n; the next one, load_b, is there */
-    int load_n = (int)blockIdx.x * FEW_N - step, load_turn = warp - 1, left = 0, load_b = 0;
+    int load_n = n_first - step, load_turn = warp - 1, left = 0, load_b = 0;
     const uint8_t *from[COPIES], *scales = NULL;
     auto next_segment = [&] {
         while (left == 0 && load_n < n_count) { /* a segment may be empty */
@@ -170,7 +170,7 @@ static __global__ void __launch_bounds__(32 * FEW_WARPS, few_per_sm<Weights>(TIL
     few_rows_at<TILES>(src, it, blocks, xr);
     int turn = 0, done = 0, seg = warp;         /* done: tiles whose parts lie in part[turn] */
     uint32_t at = begin, before = finish - stage::BYTES;    /* slots: of the next block, and the one it follows */
-    for (int n0 = (int)blockIdx.x * FEW_N; n0 < n_count; n0 += step, seg = (seg + 1) % SEGMENTS) {
+    for (int n0 = n_first; n0 < n_count; n0 += step, seg = (seg + 1) % SEGMENTS) {
         float acc[TILES][4] = {};
         int b, end;
         segment(blocks, seg, &b, &end);

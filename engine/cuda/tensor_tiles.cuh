@@ -8,6 +8,8 @@
 #ifndef CEDAR_ENGINE_CUDA_TENSOR_TILES_CUH
 #define CEDAR_ENGINE_CUDA_TENSOR_TILES_CUH
 
+#include <type_traits>
+
 #include "engine/cuda/packing.cuh"
 #include "engine/cuda/tensor_few.cuh"
 
@@ -120,12 +122,12 @@ static __device__ __forceinline__ void run_tiles(const source &src, const work_i
         for (int n = 0; n < TILES; n++) xb[n] = xr[n];
         /* Segment s ends with block all_blocks * s / SEGMENTS: `ahead` counts how far SEGMENTS a block would get. */
         int seg = range.seg_first, ahead = SEGMENTS * (first_block + 1) - all_blocks * seg;
-        for (int more = (int)kept((uint32_t)blocks); more > 0; more -= stage::AT_ONCE) {
+        auto slot = [&](int more, auto whole) {
             copies_wait<stage::COUNT - 1>();
             __syncwarp();
 #pragma unroll
             for (int j = 0; j < stage::AT_ONCE; j++) {
-                if (j >= more) break;
+                if (!decltype(whole)::value && j >= more) break;
                 uint4 now[4];
 #pragma unroll
                 for (int e = 0; e < 4; e++) now[e] = x[e];
@@ -143,7 +145,10 @@ static __device__ __forceinline__ void run_tiles(const source &src, const work_i
             __syncwarp();                       /* all lanes have read the slot */
             stream.load(at);
             at = at + stage::BYTES == finish ? begin : at + stage::BYTES;
-        }
+        };
+        int more = (int)kept((uint32_t)blocks);
+        for (; more >= stage::AT_ONCE; more -= stage::AT_ONCE) slot(more, std::true_type());
+        if (more > 0) slot(more, std::false_type());
         done(n0);
     }
     copies_wait<0>();

@@ -167,6 +167,18 @@ struct source {
     int64_t z_columns;                  /* columns of y */
     result_kind kind;
     bool early;     /* weights and tiles were there before the kernel in front of this one began */
+    bool aside;     /* no more than a thread block a multiprocessor, which leaves room for others */
+    /* Not 0: blocks along x from this one on have tiles of dense[1], of which there are n_second outputs, in y[1]. */
+    uint32_t split;
+    int64_t n_second;
+
+    /* This block's place among those that share a matrix, and how many they are; outputs of that matrix. */
+    __device__ __forceinline__ bool second() const { return split && blockIdx.x >= split; }
+    __device__ __forceinline__ int block() const { return (int)(second() ? blockIdx.x - split : blockIdx.x); }
+    __device__ __forceinline__ int blocks() const {
+        return (int)(second() ? gridDim.x - split : split ? split : gridDim.x);
+    }
+    __device__ __forceinline__ int64_t outputs() const { return second() ? n_second : n_count; }
 
     __device__ __forceinline__ bool item(uint32_t width, uint32_t z, work_item *it) const {
         uint32_t tile = blockIdx.y;
@@ -178,7 +190,7 @@ struct source {
             it->w = experts[expert + z * z_list];
             return true;
         }
-        it->w = dense[z * z_dense];
+        it->w = dense[second() ? 1 : z * z_dense];
         it->first = tile * width;
         it->count = rows - it->first < width ? rows - it->first : width;
         return true;
@@ -189,8 +201,8 @@ struct source {
     }
     /* Column n of the result of row i of the list. */
     __device__ __forceinline__ void put(uint32_t i, int n, float v) const {
-        void *to = y[blockIdx.z * z_y];
-        uint64_t at = (uint64_t)(by_place ? i : entry(i)) * ldy + blockIdx.z * z_columns + n;
+        void *to = y[second() ? 1 : blockIdx.z * z_y];
+        uint64_t at = (uint64_t)(by_place ? i : entry(i)) * (second() ? n_second : ldy) + blockIdx.z * z_columns + n;
         if (kind == AS_BF16) ((__nv_bfloat16 *)to)[at] = __float2bfloat16_rn(v);
         else ((float *)to)[at] = kind == AS_ROUNDED ? rounded(v) : v;
     }
