@@ -32,6 +32,12 @@ struct carver {
     }
 };
 
+/* What a step leaves for the host, in one piece on the device and in pinned memory. */
+struct step_results {
+    unsigned long long digest;          /* with several ranks */
+    int32_t argmax[];                   /* [R] */
+};
+
 /* Work buffers; rows of a step by place in the list unless said otherwise. Reals, if no type is given. */
 struct work {
     void *qr, *q, *kv, *iq, *ig, *u, *att, *y, *xc, *xqc, *e, *ekv, *features_q, *main_x, *head, *extra, *row_y, *row_e,
@@ -39,8 +45,8 @@ struct work {
     dev_moe moe;                        /* a, b, aq, out hold MOE_BATCH rows */
     void *head_part;                    /* with several ranks: [HEAD_BATCH, columns of this one] */
     uint16_t *sum;                      /* with several ranks, bf16 only: [R, hidden] sum of all parts */
-    unsigned long long *digest;
-    int32_t *argmax, *draft_ids;
+    step_results *results;
+    int32_t *draft_ids;
     float *logits, *confidence;
     double *freq;                       /* [2, rope / 2] plain, YaRN */
     int64_t *engram;                    /* [engram layers, 3, CEDAR_ENGRAM_ROWS_MAX] multipliers, primes, offsets */
@@ -49,6 +55,9 @@ struct work {
     /* bf16 only, packed activations: the block's input and the same through FP8 (by row), the low-rank query, whatever
      * is multiplied next, attention outputs by group, pairs */
     uint16_t *px, *pxq, *pq, *pt, *po, *pa, *ps;
+    /* of few rows, the Engram layers' part that needs tokens only: packed table rows, and by layer what they give */
+    uint16_t *pe;
+    void *ekv_ahead;
     expert_tiles tiles;
     attention_work attention;
 };
@@ -60,11 +69,12 @@ enum { SCORE_BATCH = 128, ATTENTION_BATCH = 528, MOE_BATCH = 2048, HEAD_BATCH = 
  * measured, 1 to 2,048 rows (docs/evidence/2026-11-30-h200-ranks.md). More ranks all send to all: 16 is a guess. */
 static uint32_t fused_rows(uint32_t ranks) { return ranks == 2 ? 2048 : 16; }
 
-/* Inputs of a step, in pinned memory. */
+/* Inputs of a step and its results, in pinned memory. */
 struct staging {
     dev_entry *entries;
     int32_t *token, *entry, *page_table;
-    uint32_t *pos, *active, *kept, *first_kept, *logit_rows;
+    uint32_t *pos, *active, *kept, *first_kept, *logit_rows, *page_count;
+    step_results *results;
 };
 
 /* A step captured as a graph: everything after the input copies. Two steps of the same key differ in inputs only. */
@@ -82,8 +92,9 @@ struct graph_slot {
 
 enum { GRAPHS_MAX = 64 };
 
-/* Work that the main stream waits for later only: mHC coefficients; window rows and global rows; the shared expert. */
-enum { SIDE_HC, SIDE_KV, SIDE_SHARED, SIDES };
+/* Work that the main stream waits for later only: mHC coefficients; window rows and global rows; the shared expert, a
+ * list of keys, or the drafter's rings; what Engram layers need of tokens only. */
+enum { SIDE_HC, SIDE_KV, SIDE_SHARED, SIDE_ENGRAM, SIDES };
 
 struct cuda_backend {
     graph_slot graphs[GRAPHS_MAX];
@@ -100,10 +111,9 @@ struct cuda_backend {
     peer_link link;
     peer_columns columns;               /* of the head, by rank */
     nccl *n;                            /* rank 0's, used by all */
-    uint64_t digest;
     cedar_layout l;
     cudaStream_t stream, side[SIDES];
-    cudaEvent_t forked[SIDES], joined[SIDES];
+    cudaEvent_t forked[SIDES], joined[SIDES], engram[CEDAR_ENGRAM_LAYERS_MAX];
     uint8_t *weights_mem, *memory;      /* device */
     uint8_t *pinned;
     uint64_t state_bytes, work_bytes;
@@ -145,6 +155,7 @@ static void carve_rows(carver &m, dev &d, const cedar_config *c, const cedar_eng
     d.pre_attn = m.take(r * n, b);
     d.post = m.take(r * n, b);
     d.comb = m.take(r * n * n, b);
+    d.hc_tickets = (uint32_t *)m.take(r, 4);
     d.hc_partial = (double *)m.take(r * HC_SPLITS * ((2 + n) * n + 1), sizeof(double));
     d.x = m.take(r * dm, b);
     d.xq = m.take(r * dm, b);
@@ -179,6 +190,10 @@ static void carve_tensor(carver &m, work &w, const cedar_config *c, uint64_t r, 
     w.po = take_packed(m, r * (uint64_t)c->o_groups, (int64_t)c->heads * c->head_dim / c->o_groups);
     w.pa = take_packed(m, pairs * (k + 1), c->moe_dim);
     w.ps = take_packed(m, EXPERTS_TOGETHER ? pairs * k : 0, (int64_t)max_u64(c->hidden, c->moe_dim));
+    if (c->engram_layer_count) {
+        w.pe = take_packed(m, FEW_ROWS, (int64_t)c->engram_rows_per_token * c->engram_dim);
+        w.ekv_ahead = m.take((uint64_t)c->engram_layer_count * FEW_ROWS * (c->hc + 1) * c->hidden, 4);
+    }
     w.tiles.tiles_max = tensor_tiles_max((uint32_t)pairs, (int)k, (int)max_u64(c->experts, c->draft_experts));
     w.tiles.pairs = (uint32_t *)m.take(pairs * k, 4);
     w.tiles.tile_expert = (int32_t *)m.take(w.tiles.tiles_max, 4);
@@ -192,6 +207,10 @@ static void carve_tensor(carver &m, work &w, const cedar_config *c, uint64_t r, 
     uint64_t heads = s ? max_u64((uint64_t)c->heads, (uint64_t)tensor_attention_rows_heads()) : (uint64_t)c->heads;
     w.attention.logits = (float *)m.take(rows * heads * max_u64(w.attention.keys_max, ROW_KEYS_MAX), 4);
     w.attention.total = (float *)m.take(rows * c->heads, 4);
+}
+
+static step_results *take_results(carver &m, uint64_t rows) {
+    return (step_results *)m.take(1, sizeof(step_results) + rows * sizeof(int32_t));
 }
 
 /* s: this rank's share; NULL: alone. */
@@ -226,11 +245,8 @@ static void carve_work(carver &m, work &w, const cedar_config *c, const cedar_en
     w.moe.b = m.take(batch * (k + 1) * c->moe_dim, b);
     w.moe.aq = m.take(batch * (k + 1) * c->moe_dim, b);
     w.moe.out = m.take(batch * (k + 1) * dm, b);
-    if (s) {
-        w.head_part = m.take((uint64_t)HEAD_BATCH * s->vocab, b);
-        w.digest = (unsigned long long *)m.take(1, 8);
-    }
-    w.argmax = (int32_t *)m.take(r, 4);
+    if (s) w.head_part = m.take((uint64_t)HEAD_BATCH * s->vocab, b);
+    w.results = take_results(m, r);
     w.draft_ids = (int32_t *)m.take(block, 4);
     w.logits = (float *)m.take(max_u64(r, block) * c->vocab, 4);
     w.confidence = (float *)m.take(block, 4);
@@ -252,6 +268,8 @@ static void carve_staging(carver &m, staging &h, const cedar_engine_opts &o, uin
     h.kept = (uint32_t *)m.take(r, 4);
     h.first_kept = (uint32_t *)m.take((uint64_t)o.step_seqs + 1, 4);
     h.logit_rows = (uint32_t *)m.take(r, 4);
+    h.page_count = (uint32_t *)m.take(o.step_seqs, 4);
+    h.results = take_results(m, r);
     h.page_table = (int32_t *)m.take((uint64_t)o.step_seqs * pages_per_seq, 4);
 }
 
@@ -469,6 +487,8 @@ static void cuda_close(void *self) {
         if (b->forked[i]) cudaEventDestroy(b->forked[i]);
         if (b->joined[i]) cudaEventDestroy(b->joined[i]);
     }
+    for (int i = 0; i < CEDAR_ENGRAM_LAYERS_MAX; i++)
+        if (b->engram[i]) cudaEventDestroy(b->engram[i]);
     cudaFree(b->weights_mem);
     cudaFree(b->memory);
     if (b->experts)
@@ -536,7 +556,8 @@ static cedar_status take_memory(cuda_backend *b, cedar_err *err) {
     p.base = b->pinned;
     p.used = 0;
     carve_staging(p, b->h, b->o, b->d.row_max, b->d.pages_per_seq);
-    return check(cudaMemset(b->memory, 0x7F, m.used), "filling device memory", err);
+    st = check(cudaMemset(b->memory, 0x7F, m.used), "filling device memory", err);
+    return st ? st : check(cudaMemset(b->d.hc_tickets, 0, b->d.row_max * 4), "filling device memory", err);
 }
 
 /* Norms of bf16 hold a row in registers. */
@@ -548,13 +569,19 @@ static cedar_status check_shape(const cedar_config *c, const cedar_engine_opts *
                       c->hidden, c->q_lora, most);
 }
 
+/* What the main stream will wait for goes first where both have blocks to place, Engram's long matrices last. */
 static cedar_status make_streams(cuda_backend *b, cedar_err *err) {
-    cudaError_t e = cudaStreamCreateWithFlags(&b->stream, cudaStreamNonBlocking);
+    int least = 0, most = 0;
+    cudaError_t e = cudaDeviceGetStreamPriorityRange(&least, &most);
+    int middle = most < least ? least - 1 : least;
+    if (!e) e = cudaStreamCreateWithPriority(&b->stream, cudaStreamNonBlocking, middle);
     for (int i = 0; i < SIDES && !e && !b->one_stream; i++) {
-        e = cudaStreamCreateWithFlags(&b->side[i], cudaStreamNonBlocking);
+        e = cudaStreamCreateWithPriority(&b->side[i], cudaStreamNonBlocking, i == SIDE_ENGRAM ? least : most);
         if (!e) e = cudaEventCreateWithFlags(&b->forked[i], cudaEventDisableTiming);
         if (!e) e = cudaEventCreateWithFlags(&b->joined[i], cudaEventDisableTiming);
     }
+    for (int i = 0; i < b->c->engram_layer_count && !e && !b->one_stream; i++)
+        e = cudaEventCreateWithFlags(&b->engram[i], cudaEventDisableTiming);
     return check(e, "making streams", err);
 }
 
@@ -667,6 +694,9 @@ static cedar_status cuda_open(const cedar_model *m, const cedar_engine_opts *o, 
     cedar_status st = check_shape(&m->config, o, err);
     if (!st) st = place_rank(b, devices, err);
     if (!st) st = make_streams(b, err);
+    /* A multiprocessor that runs kernels with little shared memory would have to end them all before it can take one
+     * with much: so all leave that to it. */
+    if (!st) st = check(cudaDeviceSetCacheConfig(cudaFuncCachePreferShared), "setting up kernels", err);
     if (!st) st = check(tensor_prepare(), "setting up kernels", err);
     if (!st) st = check(tensor_attention_prepare(), "setting up kernels", err);
     if (!st) st = upload_weights(b, err);
@@ -767,6 +797,7 @@ template <class A> struct forward {
     bool pooled;
     bool collapsed;                     /* the last sums into the streams have made the next input, too */
     bool nccl_ok;                       /* no call of NCCL has failed */
+    bool projected;                     /* the layer's low-rank queries and keys are there, or under way */
 
     dev_weight W(const cedar_weight &w) const {
         static const dev_weight none = { CEDAR_W_NONE, 0, 0, NULL, NULL };
@@ -795,8 +826,8 @@ template <class A> struct forward {
         cudaStreamWaitEvent(s, b->joined[side], 0);
     }
 
-    /* On the main stream the linear layers of few rows follow a kernel with nothing to join in between. */
-    chain chained() const { return chain{ s, s == b->stream, b->shared }; }
+    /* A kernel is the last work before: only what follows NCCL's sums, or what taps see, is not launched so. */
+    chain chained() const { return chain{ s, true, b->shared }; }
 
     operand packed(const uint16_t *x, bool indexed) const {
         return operand{ x, indexed ? d.active : NULL, 1, 0, !few_rows(n) };
@@ -836,16 +867,53 @@ template <class A> struct forward {
     /* Sources also read a block's input as it is without FP8. */
     bool reads_plain(int32_t layer) const { return c->is_kv_source[layer] || c->is_index_source[layer]; }
 
-    void engram(const cedar_block *k, int32_t layer) {
+    /* The layer's table rows by place in w.e. */
+    dev_rows engram_rows(const cedar_block *k, int32_t layer) {
         const int64_t *e = b->w.engram + (size_t)c->engram_at[layer] * 3 * CEDAR_ENGRAM_ROWS_MAX;
         launch_engram_rows<A>(d, n, 0, e, e + CEDAR_ENGRAM_ROWS_MAX, e + 2 * CEDAR_ENGRAM_ROWS_MAX, c->engram_pad,
                               W(k->engram_embed), b->w.e, chained());
         tap_rows(b, CEDAR_TAP_ENGRAM_ROWS, layer, plan, list, n, d.engram_ids, true, d.engram_rows,
                  (uint32_t)d.engram_rows, TAP_BYTES, 8);
-        dev_rows e_rows = by_place(b->w.e, (int64_t)c->engram_rows_per_token * c->engram_dim);
-        pack(e_rows, e_rows.ld, true, b->w.pt);
-        linear(k->engram_wkv, e_rows, b->w.pt, b->w.ekv, true);
-        launch_engram_gate<A>(d, n, W(k->engram_q), W(k->engram_k), b->w.ekv, chained());
+        return by_place(b->w.e, (int64_t)c->engram_rows_per_token * c->engram_dim);
+    }
+
+    /* Steps whose rows are few and stay the same: there Engram's matrices, which are long and need tokens only, run
+     * beside the layers before them. */
+    bool engram_ahead() const { return tensor && !one_stream() && few_rows(plan->rows) && !plan->trimmed; }
+    void *ahead_of(int32_t e) const {
+        return (float *)b->w.ekv_ahead + (uint64_t)e * FEW_ROWS * (uint64_t)((c->hc + 1) * c->hidden);
+    }
+
+    void start_engram() {
+        if constexpr (tensor)
+            fork(SIDE_ENGRAM, [&] {
+                for (int32_t e = 0; e < c->engram_layer_count; e++) {
+                    const cedar_block *k = &b->model->blocks[c->engram_layers[e]];
+                    dev_rows rows = engram_rows(k, c->engram_layers[e]);
+                    pack(rows, rows.ld, true, b->w.pe);
+                    tensor_linear_aside(W(k->engram_wkv), packed(b->w.pe, false), n,
+                                        result{ ahead_of(e), W(k->engram_wkv).rows, AS_ROUNDED }, chained());
+                    cudaEventRecord(b->engram[e], s);
+                }
+            });
+    }
+
+    void engram(const cedar_block *k, int32_t layer) {
+        void *kv = b->w.ekv;
+        if (engram_ahead()) {
+            cudaStreamWaitEvent(s, b->engram[c->engram_at[layer]], 0);
+            kv = ahead_of(c->engram_at[layer]);
+        } else {
+            dev_rows rows = engram_rows(k, layer);
+            pack(rows, rows.ld, true, b->w.pt);
+            linear(k->engram_wkv, rows, b->w.pt, kv, true);
+        }
+        launch_engram_gate<A>(d, n, W(k->engram_q), W(k->engram_k), kv, chained());
+    }
+
+    /* Fewer rows go on between the keys and the queries of the layer. */
+    bool moves(int32_t layer) const {
+        return layer == c->cut && plan && plan->trimmed && plan->cut != CEDAR_CUT_AFTER;
     }
 
     /* Up to the keys of the layer's own rows, which may still be under way on SIDE_KV, as its mHC coefficients on
@@ -862,17 +930,27 @@ template <class A> struct forward {
             launch_hc<A>(d, n, site(k->hc_attn_fn, k->hc_attn_base, k->hc_attn_scale), d.pre_attn, chained());
         });
         collapse(d.pre, k->attn_norm, d.x, d.xq, true, !draft && reads_plain(layer));
+        projected = project(k, layer);
         fork(SIDE_KV, [&] { keys(k, layer, kind, draft); });
         if constexpr (tensor)                   /* where keys lie; what they are is not read */
             if (!draft && lists_early(layer))
                 fork(SIDE_SHARED, [&] {
-                    tensor_keys(d, 0, n, layer, part_of(layer), lo_of(layer), b->w.attention, chain{ s, false });
+                    tensor_keys(d, 0, n, layer, part_of(layer), lo_of(layer), b->w.attention, chained());
                 });
     }
 
+    /* A few rows' queries, low rank, and keys in one launch, unless fewer rows go on. */
+    bool project(const cedar_block *k, int32_t layer) {
+        if constexpr (!tensor) return false;
+        if (!few_rows(n) || moves(layer)) return false;
+        tensor_linear_beside(W(k->wq_a), W(k->wkv), packed(b->w.pxq, true), n,
+                             result{ b->w.qr, W(k->wq_a).rows, AS_ROUNDED }, b->w.kv, chained());
+        return true;
+    }
+
     void keys(const cedar_block *k, int32_t layer, int kind, bool draft) {
-        linear(k->wkv, by_row(d.xq, c->hidden), b->w.pxq, b->w.kv, true);
-        launch_window_rows<A>(d, n, W(k->kv_norm), b->w.kv, kind, chain{ s, true });
+        if (!projected) linear(k->wkv, by_row(d.xq, c->hidden), b->w.pxq, b->w.kv, true);
+        launch_window_rows<A>(d, n, W(k->kv_norm), b->w.kv, kind, chained());
         if (draft) return;
         tap_rows(b, CEDAR_TAP_WINDOW, layer, plan, list, n, d.window_rows, true, b->l.ring_row_bytes,
                  b->l.ring_row_bytes, TAP_BYTES, 1);
@@ -912,7 +990,7 @@ template <class A> struct forward {
     void index_query(const cedar_block *k) {
         fork(SIDE_SHARED, [&] {                 /* gates are made of the layer's input, not of its queries */
             linear(k->index_weights_proj, by_row(d.x, c->hidden), b->w.px, b->w.ig, true);
-            launch_index_gates<A>(d, n, b->w.ig, chain{ s, true, b->shared });
+            launch_index_gates<A>(d, n, b->w.ig, chained());
         });
         linear(k->index_wq_b, by_place(b->w.qr, c->q_lora), b->w.pq, b->w.iq, true);
         launch_index_query<A>(d, n, b->w.iq, chained());
@@ -947,7 +1025,7 @@ template <class A> struct forward {
     }
 
     void query(const cedar_block *k, int kind) {
-        linear(k->wq_a, by_row(d.xq, c->hidden), b->w.pxq, b->w.qr, true);
+        if (!projected) linear(k->wq_a, by_row(d.xq, c->hidden), b->w.pxq, b->w.qr, true);
         norm(k->q_norm, b->w.qr, c->q_lora, b->w.pq);
         if (whole_rows())
             tensor_linear(W(k->wq_b), packed(b->w.pq, false), n, result{ b->w.q, W(k->wq_b).rows, AS_BF16 }, chained());
@@ -1039,8 +1117,7 @@ template <class A> struct forward {
         }
         for (uint32_t first = 0; first < n; first += SUM_BATCH) {
             uint32_t count = n - first < SUM_BATCH ? n - first : SUM_BATCH;
-            sum_rows((const uint16_t *)b->w.att + (uint64_t)first * c->hidden, first, count,
-                     chain{ s, first == 0 && s == b->stream });
+            sum_rows((const uint16_t *)b->w.att + (uint64_t)first * c->hidden, first, count, chain{ s, first == 0 });
         }
         tensor_expand(d, n, b->w.sum, b->n ? chain{ s, false } : chained());
     }
@@ -1049,7 +1126,7 @@ template <class A> struct forward {
      * the kernel that reads it is launched. */
     void end_experts(uint32_t first, uint32_t count, const dev_moe &m, int32_t next, chain last) {
         bool none = m.moe_dim == 0;
-        chain alone = { s, false };             /* after a join */
+        chain alone = { s, false, b->shared };
         if (next >= 0 && count == n && fuses()) {
             collapse_into to = into(d.pre, b->model->blocks[next].attn_norm, true, reads_plain(next));
             if (none) tensor_site(d, b->link.p, NULL, n, to, alone);
@@ -1091,11 +1168,10 @@ template <class A> struct forward {
                     plain = { b->w.px + (uint64_t)first * (uint64_t)padded(dm), NULL, 1, 0, woven };
             fork(SIDE_SHARED, [&] {             /* all of it beside the router, which leaves the device idle */
                 if (!some) return;
-                chain next = { s, true, b->shared };
                 tensor_linear_two(m.shared1, m.shared3, px, count, result{ a + shared_at, slots * ld, AS_BF16 },
                                   g + shared_at, chained());
-                tensor_act(m, m.per_token, 1, count, woven, b->w.pa, next);
-                tensor_linear(m.shared2, pa, count, result{ out + m.per_token * dm, slots * dm, AS_BF16 }, next);
+                tensor_act(m, m.per_token, 1, count, woven, b->w.pa, chained());
+                tensor_linear(m.shared2, pa, count, result{ out + m.per_token * dm, slots * dm, AS_BF16 }, chained());
             });
             tensor_linear(m.gate, plain, count, result{ m.z, m.experts, AS_SUMMED }, chained());
             if (!some) {
@@ -1112,31 +1188,28 @@ template <class A> struct forward {
                 tensor_sort(m.ids, count, m.per_token, m.experts, woven, t, s);
             }
             bool gated = tensor_gated_can(m, dm, woven, t);
-            auto join_sides = [&] {
-                join(SIDE_SHARED);
-                if (first == 0) join(SIDE_HC);
-            };
             /* The shared expert beside the others: for one row that saves time, for more they only slow each other. */
             bool beside = gated && count == 1;
             if (gated) {
-                if (!beside) join_sides();
-                tensor_gated(m, dm, x, t, b->w.pa, beside ? chained() : chain{ s, false });
+                if (!beside) join(SIDE_SHARED);
+                tensor_gated(m, dm, x, t, b->w.pa, chained());
             } else {
                 if (t.sorted) tensor_gather(x, dm, count, slots, t, b->w.ps, s);
                 tensor_experts(m.w1, 2, 2 * m.experts, ld, dm, t.sorted ? b->w.ps : x, woven, slots, t, false,
                                result{ a, ld, AS_BF16 }, g, chained());
-                join_sides();                   /* both long done: the sum at the end then waits for one kernel only */
-                tensor_act(m, 0, m.per_token, count, woven, b->w.pa, chain{ s, false });
+                join(SIDE_SHARED);
+                tensor_act(m, 0, m.per_token, count, woven, b->w.pa, chained());
                 if (t.sorted) tensor_gather(b->w.pa, ld, count * (uint32_t)slots, 1, t, b->w.ps, s);
             }
             tensor_experts(m.w2, 1, 0, dm, ld, t.sorted ? b->w.ps : b->w.pa, woven, 1, t, true,
                            result{ out, dm, AS_BF16 }, out, chained());
-            if (beside) join_sides();
-            chain last = beside ? chain{ s, false } : chained();
-            if (b->rank) end_experts(first, count, m, next, last);
+            if (beside) join(SIDE_SHARED);
+            if (first == 0) join(SIDE_HC);
+            if (b->rank) end_experts(first, count, m, next, chained());
             else if (next >= 0 && tensor_expand_collapse_can(d, n))
-                expand_collapse(NULL, m, into(d.pre, b->model->blocks[next].attn_norm, true, reads_plain(next)), last);
-            else tensor_expand_experts(d, first, count, m, last);
+                expand_collapse(NULL, m, into(d.pre, b->model->blocks[next].attn_norm, true, reads_plain(next)),
+                                chained());
+            else tensor_expand_experts(d, first, count, m, chained());
         }
     }
 
@@ -1213,8 +1286,7 @@ template <class A> struct forward {
 
     /* A layer that picks no entries of its own can list its keys before its queries are there. */
     bool lists_early(int32_t layer) const {
-        bool moves = layer == c->cut && plan && plan->trimmed && plan->cut != CEDAR_CUT_AFTER;
-        return whole_rows() && n <= ATTENTION_BATCH && !c->is_index_source[layer] && !moves;
+        return whole_rows() && n <= ATTENTION_BATCH && !c->is_index_source[layer] && !moves(layer);
     }
     int part_of(int32_t layer) const { return c->ratio[layer] > 0 ? b->l.part_of[c->kv_source_of[layer]] : -1; }
     int lo_of(int32_t layer) const { return layer < c->cut ? 0 : layer == c->cut ? 1 : 2; }
@@ -1222,15 +1294,13 @@ template <class A> struct forward {
     void attend(const cedar_block *k, int32_t layer) {
         int part = part_of(layer), lo = lo_of(layer);
         if constexpr (tensor) {
-            /* picks are the last launch before the list of keys, which is the last before attention; else it joined */
-            chain picked = { s, c->is_index_source[layer] }, listed = { s, !lists_early(layer) };
             for (uint32_t first = 0; first < n; first += ATTENTION_BATCH) {
                 uint32_t count = n - first < ATTENTION_BATCH ? n - first : ATTENTION_BATCH;
                 if (whole_rows()) {
-                    if (!lists_early(layer)) tensor_keys(d, first, count, layer, part, lo, b->w.attention, picked);
+                    if (!lists_early(layer)) tensor_keys(d, first, count, layer, part, lo, b->w.attention, chained());
                     tensor_attention_rows(d, first, count, c->ratio[layer] > 0, (const uint16_t *)b->w.q,
                                           W(k->attn_sink), c->heads / c->o_groups, b->w.attention, !few_rows(n),
-                                          b->w.po, listed);
+                                          b->w.po, chained());
                 } else {
                     tensor_attention(d, first, count, layer, part, lo, (float *)b->w.q, W(k->attn_sink),
                                      b->w.attention, s);
@@ -1293,7 +1363,7 @@ template <class A> struct forward {
         for (int32_t stage = 0; stage < c->stages; stage++) {
             const cedar_block *k = &b->model->blocks[c->layers + stage];
             linear(k->wkv, by_place(b->w.main_x, c->hidden), b->w.pt, b->w.kv, true);
-            launch_window_rows<A>(d, n, W(k->kv_norm), b->w.kv, 0, chain{ s, true });
+            launch_window_rows<A>(d, n, W(k->kv_norm), b->w.kv, 0, chained());
             tap_rows(b, CEDAR_TAP_RING, stage, plan, list, n, d.window_rows, true, b->l.ring_row_bytes,
                      b->l.ring_row_bytes, TAP_BYTES, 1);
             launch_commit_ring<A>(d, n, (uint32_t)(c->layers + stage), s);
@@ -1318,7 +1388,7 @@ template <class A> struct forward {
         peers_gather<real>(b->link.p, (const real *)b->w.head_part, n, b->columns, (real *)b->w.head, s);
     }
 
-    /* Logits land in w.all_logits, tokens in w.argmax. */
+    /* Logits land in w.logits, tokens in w.results. */
     void logits(bool want) {
         for (uint32_t first = 0; first < plan->logits; first += HEAD_BATCH) {
             n = plan->logits - first < HEAD_BATCH ? plan->logits - first : HEAD_BATCH;
@@ -1326,22 +1396,27 @@ template <class A> struct forward {
             head_input(b->model->norm, !few_rows(n));
             head_rows(by_place(b->w.xc, c->hidden), b->w.px);
             launch_logits<A>(d, n, b->w.head, want ? b->w.logits + (uint64_t)first * c->vocab : NULL,
-                             b->w.argmax + first, c->vocab, chained());
+                             b->w.results->argmax + first, c->vocab, chained());
         }
+    }
+
+    /* Behind the launches; nothing waits yet. */
+    cedar_status copy_results(const cedar_step_out *out, cedar_err *err) {
+        uint64_t bytes = sizeof(step_results) + (out->argmax ? plan->logits * sizeof(int32_t) : 0);
+        return check(cudaMemcpyAsync(b->h.results, b->w.results, bytes, cudaMemcpyDeviceToHost, s), "reading tokens",
+                     err);
     }
 
     cedar_status read_results(cedar_step_out *out, cedar_err *err) {
         cedar_status st = CEDAR_OK;
-        if (b->rank)
-            st = check(cudaMemcpyAsync(&b->digest, b->w.digest, sizeof b->digest, cudaMemcpyDeviceToHost, s),
-                       "reading the digest", err);
-        if (!st && out->logits)
+        if (out->logits)
             st = check(cudaMemcpyAsync(out->logits, b->w.logits, (uint64_t)plan->logits * c->vocab * 4,
                                        cudaMemcpyDeviceToHost, s),
                        "reading logits", err);
-        if (!st && out->argmax)
-            st = check(cudaMemcpyAsync(out->argmax, b->w.argmax, (uint64_t)plan->logits * 4, cudaMemcpyDeviceToHost, s),
-                       "reading tokens", err);
+        cedar_status waited = check(cudaStreamSynchronize(s), "a step", err);
+        if (!st) st = waited;
+        if (!st && out->argmax) memcpy(out->argmax, b->h.results->argmax, plan->logits * sizeof *out->argmax);
+        if (!st && b->rank) *b->rank->digest = b->h.results->digest;
         return st;
     }
 
@@ -1350,11 +1425,15 @@ template <class A> struct forward {
         d.active = b->w.active;
         launch_begin<A>(d, n, b->w.freq, s);
         launch_embed<A>(d, n, W(b->model->embed), s);
+        if (engram_ahead()) start_engram();
         for (int32_t layer = 0; layer < c->layers; layer++) layer_step(layer);
-        if (b->rank) launch_digest(d, n, b->w.digest, s);
-        if (c->stages) rings();
+        fork(SIDE_SHARED, [&] {                 /* beside the head */
+            if (b->rank) launch_digest(d, n, &b->w.results->digest, s);
+            if (c->stages) rings();
+            else join(SIDE_KV);
+        });
         if (out->logits || out->argmax) logits(out->logits != NULL);
-        if (!c->stages) join(SIDE_KV);
+        join(SIDE_SHARED);
     }
 
     /* What has to wait for a GPU comes before the first kernel that waits for another rank: copies where ranks share a
@@ -1425,6 +1504,7 @@ template <class A> struct forward {
 
     void stage_inputs(const cedar_seq_state *seqs) {
         staging &h = b->h;
+        dev_inputs in = {};
         uint32_t row = 0, wanted = 0;
         for (uint32_t i = 0; i < plan->entry_count; i++) {
             const cedar_plan_entry *e = &plan->entries[i];
@@ -1442,18 +1522,24 @@ template <class A> struct forward {
                 if (k >= e->rows - e->logits) h.logit_rows[wanted++] = row;
             }
             memcpy(h.page_table + (uint64_t)i * d.pages_per_seq, seqs[e->seq].pages, seqs[e->seq].page_count * 4);
-            cudaMemcpyAsync(d.page_table + (uint64_t)e->seq * d.pages_per_seq,
-                            h.page_table + (uint64_t)i * d.pages_per_seq, seqs[e->seq].page_count * 4,
-                            cudaMemcpyHostToDevice, s);
+            h.page_count[i] = seqs[e->seq].page_count;
+            if (h.page_count[i] > in.pages_most) in.pages_most = h.page_count[i];
         }
         cedar_plan_kept_rows(plan, h.kept, h.first_kept);
-        cudaMemcpyAsync(d.entries, h.entries, plan->entry_count * sizeof(dev_entry), cudaMemcpyHostToDevice, s);
-        cudaMemcpyAsync(d.row_token, h.token, row * 4, cudaMemcpyHostToDevice, s);
-        cudaMemcpyAsync(d.row_entry, h.entry, row * 4, cudaMemcpyHostToDevice, s);
-        cudaMemcpyAsync(d.row_pos, h.pos, row * 4, cudaMemcpyHostToDevice, s);
-        cudaMemcpyAsync(b->w.active, h.active, row * 4, cudaMemcpyHostToDevice, s);
-        cudaMemcpyAsync(b->w.kept, h.kept, plan->kept * 4, cudaMemcpyHostToDevice, s);
-        cudaMemcpyAsync(b->w.logit_rows, h.logit_rows, wanted * 4, cudaMemcpyHostToDevice, s);
+        in.add(d.entries, h.entries, plan->entry_count * sizeof(dev_entry));
+        in.add(d.row_token, h.token, row * 4);
+        in.add(d.row_entry, h.entry, row * 4);
+        in.add(d.row_pos, h.pos, row * 4);
+        in.add(b->w.active, h.active, row * 4);
+        in.add(b->w.kept, h.kept, plan->kept * 4);
+        in.add(b->w.logit_rows, h.logit_rows, wanted * 4);
+        in.entries = plan->entry_count;
+        in.pages_per_seq = (uint32_t)d.pages_per_seq;
+        in.entry = h.entries;
+        in.page_count = h.page_count;
+        in.pages = h.page_table;
+        in.page_table = d.page_table;
+        launch_inputs(in, s);
     }
 
     static cedar_status step(cuda_backend *b, const cedar_step_plan *plan, const cedar_seq_state *seqs,
@@ -1468,11 +1554,10 @@ template <class A> struct forward {
             st = f.meet_ranks(false, err);
             if (!st) f.launches(out);
         }
+        if (!st) st = f.copy_results(out, err);
         if (!st) st = f.launched("a step", err);
         if (!st) st = f.read_results(out, err);
-        cedar_status waited = check(cudaStreamSynchronize(f.s), "a step", err);
-        if (!st) st = waited;
-        if (!st && b->rank) *b->rank->digest = b->digest;
+        else cudaStreamSynchronize(f.s);
         return st ? st : check(cudaGetLastError(), "a launch in a step", err);
     }
 
@@ -1491,9 +1576,11 @@ template <class A> struct forward {
         cedar_status st = check(cudaSetDevice(b->device), "choosing the GPU", err);
         if (st) return st;
         f.d.active = b->w.active;
-        cudaMemcpyAsync(f.d.row_token, b->h.token, f.n * 4, cudaMemcpyHostToDevice, f.s);
-        cudaMemcpyAsync(f.d.row_pos, b->h.pos, f.n * 4, cudaMemcpyHostToDevice, f.s);
-        cudaMemcpyAsync(b->w.active, b->h.active, f.n * 4, cudaMemcpyHostToDevice, f.s);
+        dev_inputs in = {};
+        in.add(f.d.row_token, b->h.token, f.n * 4);
+        in.add(f.d.row_pos, b->h.pos, f.n * 4);
+        in.add(b->w.active, b->h.active, f.n * 4);
+        launch_inputs(in, f.s);
         st = f.meet_ranks(false, err);
         if (st) return st;
         launch_begin<A>(f.d, f.n, b->w.freq, f.s);

@@ -236,6 +236,8 @@ static void take_all(cedar_gpu_bench *b) {
     d.pre_attn = take(b, n * c->hc * 4);
     d.post = take(b, n * c->hc * 4);
     d.comb = take(b, n * c->hc * c->hc * 4);
+    d.hc_tickets = (uint32_t *)take(b, n * 4);
+    if (d.hc_tickets) cudaMemset(d.hc_tickets, 0, n * 4);
     d.hc_partial = (double *)take(b, n * HC_SPLITS * ((2 + c->hc) * c->hc + 1) * 8);
     d.table = take(b, 2 * n * c->rope_dim * 4);
     d.window_rows = (uint8_t *)take(b, n * b->l.ring_row_bytes);

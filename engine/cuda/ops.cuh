@@ -18,6 +18,28 @@ struct dev_rows {
 void launch_synth(const cedar_synth_recipe *recipe, const dev_weight &w, uint8_t *data, uint8_t *scale,
                   uint64_t scale_count, cudaStream_t s);
 
+/* inputs.cu: arrays of words and page tables from pinned host memory to the device */
+struct dev_inputs {
+    struct words {
+        uint32_t *to;
+        const uint32_t *from;
+        uint32_t count;
+    } array[7];
+    uint32_t arrays;
+    /* pages [entries, pages_per_seq] of the entries' sequences, of which page_count [entries] are there, at most
+     * pages_most, to page_table [sequence, pages_per_seq] */
+    uint32_t entries, pages_per_seq, pages_most;
+    const dev_entry *entry;
+    const uint32_t *page_count;
+    const int32_t *pages;
+    int32_t *page_table;
+
+    void add(void *to, const void *from, uint64_t bytes) {
+        array[arrays++] = words{ (uint32_t *)to, (const uint32_t *)from, (uint32_t)(bytes / 4) };
+    }
+};
+void launch_inputs(const dev_inputs &in, cudaStream_t s);
+
 /* streams.cu: embedding, mHC, norms */
 /* rotation tables */
 template <class A> void launch_begin(const dev &d, uint32_t n, const double *freq, cudaStream_t s);

@@ -22,20 +22,22 @@ template <class A> void launch_begin(const dev &d, uint32_t n, const double *fre
     tables<A><<<(2 * n * d.rope / 2 + 255) / 256, 256, 0, s>>>(d, n, freq);
 }
 
+enum { EMBED_THREADS = 256 };
 template <class A> static __global__ void embed_kernel(dev d, dev_weight w) {
     typedef typename A::real real;
-    uint32_t row = d.active[blockIdx.x];
     typedef typename A::stream stream;
-    stream *h = (stream *)d.h + (uint64_t)row * d.hc * d.hidden;
-    for (int k = threadIdx.x; k < d.hidden; k += blockDim.x) {
-        stream v = (stream)(real)weight_at(w, d.row_token[row], k);
-        for (int i = 0; i < d.hc; i++) h[(int64_t)i * d.hidden + k] = v;
-    }
-    if (threadIdx.x < d.hc) ((real *)d.pre)[(uint64_t)row * d.hc + threadIdx.x] = threadIdx.x == 0;
+    uint32_t row = d.active[blockIdx.x];
+    int k = blockIdx.y * EMBED_THREADS + threadIdx.x;
+    if (k < d.hc) ((real *)d.pre)[(uint64_t)row * d.hc + k] = k == 0;
+    if (k >= d.hidden) return;
+    stream *h = (stream *)d.h + (uint64_t)row * d.hc * d.hidden + k,
+           v = (stream)(real)weight_at(w, d.row_token[row], k);
+    for (int i = 0; i < d.hc; i++) h[(int64_t)i * d.hidden] = v;
 }
 
 template <class A> void launch_embed(const dev &d, uint32_t n, const dev_weight &embed, cudaStream_t s) {
-    embed_kernel<A><<<n, 256, 0, s>>>(d, embed);
+    unsigned parts = (unsigned)((d.hidden + EMBED_THREADS - 1) / EMBED_THREADS);
+    embed_kernel<A><<<dim3(n, parts), EMBED_THREADS, 0, s>>>(d, embed);
 }
 
 /* ROWS rows by OUTPUTS projections by one of HC_SPLITS parts of the channels a warp. Each sum runs over a lane's
@@ -96,7 +98,6 @@ static __global__ void __launch_bounds__(256) hc_project(dev d, dev_weight fn, u
     }
 }
 
-
 enum { FEW_OUTPUTS = 3 };
 
 /* Four channels of a row added to the sums of its products with each output's weights and to that of its squares. */
@@ -114,60 +115,6 @@ static __device__ __forceinline__ void add_quad(const stream *h, const float4 *w
         dot[n] = fma(x[1], (sum)w[n].y, dot[n]);
         dot[n] = fma(x[2], (sum)w[n].z, dot[n]);
         dot[n] = fma(x[3], (sum)w[n].w, dot[n]);
-    }
-}
-
-/* The same for ROWS rows and three outputs a warp: everything of ROUNDS rounds is asked for at once. Weights, which no
- * launch writes, are on their way before the streams are there. */
-template <class A, class sum, int ROWS, int ROUNDS>
-static __global__ void __launch_bounds__(32) hc_project_few(dev d, dev_weight fn, uint32_t count) {
-    typedef typename A::real real;
-    typedef typename A::stream stream;
-    struct __align__(4 * sizeof(stream)) quad { stream v[4]; };
-    int quads = d.hc * d.hidden / 4, begin = quads * (int)blockIdx.z / HC_SPLITS,
-        end = quads * ((int)blockIdx.z + 1) / HC_SPLITS;
-    int n0 = blockIdx.y * FEW_OUTPUTS, lane = threadIdx.x, outputs = (int)fn.rows;
-    uint32_t row[ROWS];
-#pragma unroll
-    for (int r = 0; r < ROWS; r++) row[r] = d.active[min(blockIdx.x * ROWS + r, count - 1)];
-    const float4 *w[FEW_OUTPUTS];
-#pragma unroll
-    for (int n = 0; n < FEW_OUTPUTS; n++) w[n] = (const float4 *)fn.data + (int64_t)min(n0 + n, outputs - 1) * quads;
-    sum dot[ROWS][FEW_OUTPUTS + 1] = {};        /* the last one is that of squares */
-    do {
-        int k = begin + lane;
-        float4 weight[ROUNDS][FEW_OUTPUTS];
-        quad x[ROUNDS][ROWS];
-#pragma unroll
-        for (int j = 0; j < ROUNDS; j++)
-#pragma unroll
-            for (int n = 0; n < FEW_OUTPUTS; n++)
-                if (k + 32 * j < end) weight[j][n] = w[n][k + 32 * j];
-        await_launch();
-#pragma unroll
-        for (int j = 0; j < ROUNDS; j++)
-#pragma unroll
-            for (int r = 0; r < ROWS; r++)
-                if (k + 32 * j < end) x[j][r] = ((const quad *)d.h + (uint64_t)row[r] * quads)[k + 32 * j];
-        allow_launch();                         /* what follows waits for the end of this kernel anyhow */
-#pragma unroll
-        for (int j = 0; j < ROUNDS; j++)
-#pragma unroll
-            for (int r = 0; r < ROWS; r++)
-                if (k + 32 * j < end) add_quad<real>(x[j][r].v, weight[j], dot[r]);
-        begin += 32 * ROUNDS;
-    } while (begin < end);
-#pragma unroll
-    for (int r = 0; r < ROWS; r++) {
-        for (int o = 16; o; o /= 2)
-#pragma unroll
-            for (int n = 0; n <= FEW_OUTPUTS; n++) dot[r][n] += __shfl_down_sync(0xffffffffu, dot[r][n], o);
-        if (lane || blockIdx.x * ROWS + r >= count) continue;
-        double *out = d.hc_partial + ((uint64_t)row[r] * HC_SPLITS + blockIdx.z) * (outputs + 1);
-        if (blockIdx.y == 0) out[outputs] = (double)dot[r][FEW_OUTPUTS];
-#pragma unroll
-        for (int n = 0; n < FEW_OUTPUTS; n++)
-            if (n0 + n < outputs) out[n0 + n] = (double)dot[r][n];
     }
 }
 
@@ -266,58 +213,148 @@ template <class R> static __device__ R sinkhorn_four(R logit, int iters, R eps) 
 static __device__ __forceinline__ double parts_sum(const double *partial, int step) {
     double part[HC_SPLITS], sum = 0;
 #pragma unroll
-    for (int s = 0; s < HC_SPLITS; s++) part[s] = partial[s * step];
+    for (int s = 0; s < HC_SPLITS; s++) part[s] = __ldcg(partial + s * step);
 #pragma unroll
     for (int s = 0; s < HC_SPLITS; s++) sum += part[s];
     return sum;
 }
 
-/* One warp per row. Lanes add up the parts of a projection each, those past the last one the parts of the squares;
- * that makes the logits of all coefficients. Then lane j n + k holds comb[j][k] where that fits. */
-enum { HC_THREADS = 128, HC_OUTPUTS_MAX = (2 + CEDAR_HC_MAX) * CEDAR_HC_MAX };
+/* The coefficients of a row by a warp, which adds up the parts of its projections: a lane has outputs 32 apart, and one
+ * past the last has the squares; that makes the logits of all, then lane j n + k holds comb[j][k] where that fits. */
+enum { HC_OUTPUTS_MAX = (2 + CEDAR_HC_MAX) * CEDAR_HC_MAX };
+template <class A> struct hc_row {
+    typedef typename A::real real;
+    enum { EACH = (HC_OUTPUTS_MAX + 31) / 32 };
+    real bias[EACH], factor[EACH];
+
+    /* What no launch writes. */
+    __device__ __forceinline__ hc_row(const dev &d, const dev_weight &base, const dev_weight &scale, int outputs) {
+        int lane = threadIdx.x % 32, n = d.hc;
+#pragma unroll
+        for (int e = 0; e < EACH; e++) {
+            int k = min(lane + 32 * e, outputs - 1);
+            bias[e] = (real)((const float *)base.data)[k];
+            factor[e] = (real)((const float *)scale.data)[k < n ? 0 : k < 2 * n ? 1 : 2];
+        }
+    }
+
+    /* logit [outputs] in shared memory. */
+    __device__ __forceinline__ void make(const dev &d, uint32_t row, int outputs, real *logit, void *pre_out) const {
+        int lane = threadIdx.x % 32, n = d.hc;
+        const double *partial = d.hc_partial + (uint64_t)row * HC_SPLITS * (outputs + 1);
+        double sum[EACH], square = 0;
+#pragma unroll
+        for (int e = 0; e < EACH; e++) {
+            if (32 * e > outputs) break;
+            square = sum[e] = parts_sum(partial + min(lane + 32 * e, outputs), outputs + 1);
+        }
+        square = __shfl_sync(0xffffffffu, square, 31);
+        real norm = real_sqrt((real)square / (real)((int64_t)n * d.hidden) + (real)d.norm_eps), eps = (real)d.hc_eps;
+#pragma unroll
+        for (int e = 0; e < EACH; e++) {
+            int k = lane + 32 * e;
+            if (k < outputs) logit[k] = (real)sum[e] / norm * factor[e] + bias[e];
+        }
+        __syncwarp();
+        if (lane < 2 * n) {
+            real share = sigmoid(logit[lane]);
+            if (lane < n) ((real *)pre_out)[(uint64_t)row * n + lane] = share + eps;
+            else ((real *)d.post)[(uint64_t)row * n + lane - n] = 2 * share;
+        }
+        real *out = (real *)d.comb + (uint64_t)row * n * n;
+        if (n == 4) {
+            real v = sinkhorn_four(logit[8 + lane % 16], d.hc_iters, eps);
+            if (lane < 16) out[lane] = v;
+        } else if (lane == 0) sinkhorn_serial(logit + 2 * n, n, d.hc_iters, eps, out);
+    }
+};
+
+/* One warp per row. */
+enum { HC_THREADS = 128 };
 template <class A>
 static __global__ void __launch_bounds__(HC_THREADS, 1)
     hc_coefficients(dev d, dev_weight base, dev_weight scale, void *pre_out, uint32_t count, int outputs) {
-    typedef typename A::real real;
-    enum { EACH = (HC_OUTPUTS_MAX + 31) / 32 };
-    __shared__ real logits[HC_THREADS / 32][HC_OUTPUTS_MAX];
+    __shared__ typename A::real logits[HC_THREADS / 32][HC_OUTPUTS_MAX];
     uint32_t i = (blockIdx.x * HC_THREADS + threadIdx.x) / 32;
-    int lane = threadIdx.x % 32, n = d.hc;
     if (i >= count) return;
-    uint32_t row = d.active[i];
-    const double *partial = d.hc_partial + (uint64_t)row * HC_SPLITS * (outputs + 1);
-    real bias[EACH], factor[EACH], *logit = logits[threadIdx.x / 32];
-#pragma unroll
-    for (int e = 0; e < EACH; e++) {
-        int k = min(lane + 32 * e, outputs - 1);
-        bias[e] = (real)((const float *)base.data)[k];
-        factor[e] = (real)((const float *)scale.data)[k < n ? 0 : k < 2 * n ? 1 : 2];
-    }
+    hc_row<A> of(d, base, scale, outputs);
     await_launch();
-    double sum[EACH], square = 0;
-#pragma unroll
-    for (int e = 0; e < EACH; e++) {
-        if (32 * e > outputs) break;
-        square = sum[e] = parts_sum(partial + min(lane + 32 * e, outputs), outputs + 1);
-    }
-    square = __shfl_sync(0xffffffffu, square, 31);
-    real norm = real_sqrt((real)square / (real)((int64_t)n * d.hidden) + (real)d.norm_eps), eps = (real)d.hc_eps;
-#pragma unroll
-    for (int e = 0; e < EACH; e++) {
-        int k = lane + 32 * e;
-        if (k < outputs) logit[k] = (real)sum[e] / norm * factor[e] + bias[e];
-    }
+    of.make(d, d.active[i], outputs, logits[threadIdx.x / 32], pre_out);
+}
+
+/* Whether this warp is the last of `all` to come here; what the others wrote before is then visible to it. */
+static __device__ __forceinline__ bool comes_last(uint32_t *tickets, uint32_t all) {
+    uint32_t before = 0;
     __syncwarp();
-    if (lane < 2 * n) {
-        real share = sigmoid(logit[lane]);
-        if (lane < n) ((real *)pre_out)[(uint64_t)row * n + lane] = share + eps;
-        else ((real *)d.post)[(uint64_t)row * n + lane - n] = 2 * share;
+    if (threadIdx.x % 32 == 0) {
+        __threadfence();
+        before = atomicAdd(tickets, 1);
+        if (before == all - 1) *tickets = 0;
+        __threadfence();
     }
-    real *out = (real *)d.comb + (uint64_t)row * n * n;
-    if (n == 4) {
-        real v = sinkhorn_four(logit[8 + lane % 16], d.hc_iters, eps);
-        if (lane < 16) out[lane] = v;
-    } else if (lane == 0) sinkhorn_serial(logit + 2 * n, n, d.hc_iters, eps, out);
+    return __shfl_sync(0xffffffffu, before, 0) == all - 1;
+}
+
+/* hc_project for ROWS rows and three outputs a warp: everything of ROUNDS rounds is asked for at once. Weights, which
+ * no launch writes, are on their way before the streams are there. Of a row by itself the last warp that is done makes
+ * the coefficients, where another kernel would have to wait for room beside the linear layers. */
+enum { HC_ALONE = 8 };          /* rows that are by themselves */
+template <class A, class sum, int ROWS, int ROUNDS>
+static __global__ void __launch_bounds__(32)
+    hc_project_few(dev d, dev_weight fn, dev_weight base, dev_weight scale, void *pre_out, uint32_t count) {
+    typedef typename A::real real;
+    typedef typename A::stream stream;
+    struct __align__(4 * sizeof(stream)) quad { stream v[4]; };
+    int quads = d.hc * d.hidden / 4, begin = quads * (int)blockIdx.z / HC_SPLITS,
+        end = quads * ((int)blockIdx.z + 1) / HC_SPLITS;
+    int n0 = blockIdx.y * FEW_OUTPUTS, lane = threadIdx.x, outputs = (int)fn.rows;
+    uint32_t row[ROWS];
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) row[r] = d.active[min(blockIdx.x * ROWS + r, count - 1)];
+    const float4 *w[FEW_OUTPUTS];
+#pragma unroll
+    for (int n = 0; n < FEW_OUTPUTS; n++) w[n] = (const float4 *)fn.data + (int64_t)min(n0 + n, outputs - 1) * quads;
+    sum dot[ROWS][FEW_OUTPUTS + 1] = {};        /* the last one is that of squares */
+    do {
+        int k = begin + lane;
+        float4 weight[ROUNDS][FEW_OUTPUTS];
+        quad x[ROUNDS][ROWS];
+#pragma unroll
+        for (int j = 0; j < ROUNDS; j++)
+#pragma unroll
+            for (int n = 0; n < FEW_OUTPUTS; n++)
+                if (k + 32 * j < end) weight[j][n] = w[n][k + 32 * j];
+        await_launch();
+#pragma unroll
+        for (int j = 0; j < ROUNDS; j++)
+#pragma unroll
+            for (int r = 0; r < ROWS; r++)
+                if (k + 32 * j < end) x[j][r] = ((const quad *)d.h + (uint64_t)row[r] * quads)[k + 32 * j];
+        if (ROWS > 1) allow_launch();           /* of what makes the coefficients */
+#pragma unroll
+        for (int j = 0; j < ROUNDS; j++)
+#pragma unroll
+            for (int r = 0; r < ROWS; r++)
+                if (k + 32 * j < end) add_quad<real>(x[j][r].v, weight[j], dot[r]);
+        begin += 32 * ROUNDS;
+    } while (begin < end);
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) {
+        for (int o = 16; o; o /= 2)
+#pragma unroll
+            for (int n = 0; n <= FEW_OUTPUTS; n++) dot[r][n] += __shfl_down_sync(0xffffffffu, dot[r][n], o);
+        if (lane || blockIdx.x * ROWS + r >= count) continue;
+        double *out = d.hc_partial + ((uint64_t)row[r] * HC_SPLITS + blockIdx.z) * (outputs + 1);
+        if (blockIdx.y == 0) out[outputs] = (double)dot[r][FEW_OUTPUTS];
+#pragma unroll
+        for (int n = 0; n < FEW_OUTPUTS; n++)
+            if (n0 + n < outputs) out[n0 + n] = (double)dot[r][n];
+    }
+    if constexpr (ROWS == 1) {
+        __shared__ real logits[HC_OUTPUTS_MAX];
+        if (!comes_last(d.hc_tickets + blockIdx.x, gridDim.y * gridDim.z)) return;
+        hc_row<A>(d, base, scale, outputs).make(d, row[0], outputs, logits, pre_out);
+    }
 }
 
 template <class A> void launch_hc(const dev &d, uint32_t n, const hc_site &site, void *pre, chain s) {
@@ -326,11 +363,14 @@ template <class A> void launch_hc(const dev &d, uint32_t n, const hc_site &site,
     typedef typename std::conditional<std::is_same<A, bf16>::value, float, double>::type sum;
     constexpr bool narrow = std::is_same<A, bf16>::value;
     unsigned parts = (outputs + FEW_OUTPUTS - 1) / FEW_OUTPUTS;
-    if (n <= 8)
-        launch_chained(hc_project_few<A, sum, 1, narrow ? 10 : 4>, dim3(n, parts, HC_SPLITS), 32, 0, s, d, site.fn, n);
-    else if (n <= 32)                           /* weights read for four rows at once */
+    if (n <= HC_ALONE) {
+        launch_chained(hc_project_few<A, sum, 1, narrow ? 10 : 4>, dim3(n, parts, HC_SPLITS), 32, 0, s, d, site.fn,
+                       site.base, site.scale, pre, n);
+        return;
+    }
+    if (n <= 32)                                /* weights read for four rows at once */
         launch_chained(hc_project_few<A, sum, 4, narrow ? 5 : 2>, dim3((n + 3) / 4, parts, HC_SPLITS), 32, 0, s, d,
-                       site.fn, n);
+                       site.fn, site.base, site.scale, pre, n);
     else
         launch_chained(hc_project<A, sum, 4, 12>, dim3((n + 31) / 32, (outputs + 11) / 12, HC_SPLITS), 256, 0, s, d,
                        site.fn, n);
