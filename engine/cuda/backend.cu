@@ -364,7 +364,8 @@ static cedar_status make_weight(upload *u, const cedar_tensor_info *t, const ced
     cedar_synth_recipe r;
     cudaStream_t s = u->b->stream;
     cedar_synth_recipe_make(u->b->model->seed, t, &r);
-    cedar_status st = check(cudaMemcpy(u->recipe, &r, sizeof r, cudaMemcpyHostToDevice), "copying a recipe", err);
+    cedar_status st =
+        check(cudaMemcpyAsync(u->recipe, &r, sizeof r, cudaMemcpyHostToDevice, s), "copying a recipe", err);
     if (st) return st;
     uint8_t *data = (uint8_t *)(uintptr_t)w.data, *scale = (uint8_t *)(uintptr_t)w.scale;
     if (cut.whole) {
@@ -826,7 +827,7 @@ template <class A> struct forward {
         cudaStreamWaitEvent(s, b->joined[side], 0);
     }
 
-    /* A kernel is the last work before: only what follows NCCL's sums, or what taps see, is not launched so. */
+    /* Everywhere but behind NCCL's sums a kernel is the last work before. */
     chain chained() const { return chain{ s, true, b->shared }; }
 
     operand packed(const uint16_t *x, bool indexed) const {
@@ -1276,9 +1277,9 @@ template <class A> struct forward {
             if (!b->inject(b->inject_self, layer, plan->entries[b->h.entry[row]].seq, b->h.pos[row], h, pre)) continue;
             for (uint64_t k = 0; k < width; k++) row_h[k] = (stream)(real)h[k];
             for (int k = 0; k < c->hc; k++) row_pre[k] = (real)pre[k];
-            cudaMemcpy((stream *)d.h + row * width, row_h, width * sizeof(stream), cudaMemcpyHostToDevice);
-            cudaMemcpy((real *)d.pre + (uint64_t)row * c->hc, row_pre, (size_t)c->hc * sizeof(real),
-                       cudaMemcpyHostToDevice);
+            cudaMemcpyAsync((stream *)d.h + row * width, row_h, width * sizeof(stream), cudaMemcpyHostToDevice, s);
+            cudaMemcpyAsync((real *)d.pre + (uint64_t)row * c->hc, row_pre, (size_t)c->hc * sizeof(real),
+                            cudaMemcpyHostToDevice, s);
         }
         free(h);
         free(row_h);
@@ -1657,13 +1658,27 @@ static cedar_status cuda_draft(void *self, cedar_draft_item *items, uint32_t cou
 
 /* --- state -------------------------------------------------------------------------------------------------------- */
 
-/* Between steps: plain copies; an error shows in the next step's check, since CUDA errors stick. */
+/* Between steps. The stream of the steps does this work, too: a copy by another one may still be under way when it
+ * returns, and steps would not wait for it. An error shows in the next step's check, since CUDA errors stick. */
+static void write_to(const cuda_backend *b, void *to, const void *from, uint64_t bytes) {
+    cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, b->stream);
+}
+static void fill(const cuda_backend *b, void *to, int value, uint64_t bytes) {
+    cudaMemsetAsync(to, value, bytes, b->stream);
+}
+/* `bytes` of each of `count` entries from the device to every `pitch` bytes of the host. */
+static void read_rows(const cuda_backend *b, void *to, uint64_t pitch, const void *from, uint64_t bytes,
+                      uint32_t count) {
+    cudaMemcpy2DAsync(to, pitch, from, bytes, bytes, count, cudaMemcpyDeviceToHost, b->stream);
+    cudaStreamSynchronize(b->stream);
+}
+
 static void cuda_seq_reset(void *self, int32_t seq) {
     cuda_backend *b = (cuda_backend *)self;
     cudaSetDevice(b->device);
-    cudaMemset(b->d.rings + (uint64_t)seq * b->l.ring_bytes, 0x7F, b->l.ring_bytes);
+    fill(b, b->d.rings + (uint64_t)seq * b->l.ring_bytes, 0x7F, b->l.ring_bytes);
     uint64_t bytes = b->l.open_reals * b->d.real_bytes;
-    if (bytes) cudaMemset(b->d.open + (uint64_t)seq * bytes, 0xFF, bytes);     /* all ones is a NaN in both widths */
+    if (bytes) fill(b, b->d.open + (uint64_t)seq * bytes, 0xFF, bytes);    /* all ones is a NaN in both widths */
 }
 
 static uint8_t *page_at(const cuda_backend *b, int32_t page) {
@@ -1675,8 +1690,8 @@ static uint8_t *page_at(const cuda_backend *b, int32_t page) {
 static void cuda_page_copy(void *self, int32_t to, int32_t from) {
     cuda_backend *b = (cuda_backend *)self;
     cudaSetDevice(b->device);
-    cudaMemcpy(page_at(b, to), page_at(b, from), b->l.page_bytes, cudaMemcpyDefault);
-    if (b->rank) cudaDeviceSynchronize();       /* a copy between GPUs may still be under way */
+    write_to(b, page_at(b, to), page_at(b, from), b->l.page_bytes);
+    if (b->rank) cudaStreamSynchronize(b->stream);      /* other ranks read it */
 }
 
 static uint64_t cuda_snap_bytes(const void *self) {
@@ -1696,15 +1711,16 @@ static void snap_copy(const cuda_backend *b, int32_t seq, uint32_t pos, uint8_t 
             uint8_t *dev_row =
                 b->d.rings + (uint64_t)seq * b->l.ring_bytes + ((uint64_t)ring * b->l.ring_slots + slot) * bytes;
             uint8_t *host_row = buf + ((uint64_t)ring * w + at) * bytes;
-            if (save) cudaMemcpy(host_row, dev_row, (size_t)run * bytes, cudaMemcpyDeviceToHost);
-            else cudaMemcpy(dev_row, host_row, (size_t)run * bytes, cudaMemcpyHostToDevice);
+            if (save) write_to(b, host_row, dev_row, (uint64_t)run * bytes);
+            else write_to(b, dev_row, host_row, (uint64_t)run * bytes);
             p += run;
         }
     uint64_t open_bytes = b->l.open_reals * b->d.real_bytes;
     uint8_t *dev_open_at = b->d.open + (uint64_t)seq * open_bytes,
             *host_open = buf + (uint64_t)b->l.ring_count * w * bytes;
-    if (open_bytes && save) cudaMemcpy(host_open, dev_open_at, open_bytes, cudaMemcpyDeviceToHost);
-    else if (open_bytes) cudaMemcpy(dev_open_at, host_open, open_bytes, cudaMemcpyHostToDevice);
+    if (open_bytes && save) write_to(b, host_open, dev_open_at, open_bytes);
+    else if (open_bytes) write_to(b, dev_open_at, host_open, open_bytes);
+    if (save) cudaStreamSynchronize(b->stream);
 }
 
 static void cuda_snap_save(const void *self, int32_t seq, uint32_t pos, uint8_t *buf) {
@@ -1726,11 +1742,6 @@ static void cuda_inject(void *self, cedar_inject_fn fn, void *inject_self) {
     b->inject_self = inject_self;
 }
 
-/* `bytes` of each of `count` entries from the device to every `pitch` bytes of the host. */
-static void read_rows(uint8_t *to, uint64_t pitch, const uint8_t *from, uint64_t bytes, uint32_t count) {
-    cudaMemcpy2D(to, pitch, from, bytes, bytes, count, cudaMemcpyDeviceToHost);
-}
-
 static void cuda_read_entries(const void *self, int32_t page, int32_t part, uint32_t first, uint32_t count, uint8_t *kv,
                               uint8_t *index) {
     const cuda_backend *b = (const cuda_backend *)self;
@@ -1740,12 +1751,12 @@ static void cuda_read_entries(const void *self, int32_t page, int32_t part, uint
                    index_scale = b->l.index_scale_bytes;
     cudaSetDevice(b->device);
     if (kv) {
-        read_rows(kv, code + scale, at + p->kv_codes + first * code, code, count);
-        read_rows(kv + code, code + scale, at + p->kv_scales + first * scale, scale, count);
+        read_rows(b, kv, code + scale, at + p->kv_codes + first * code, code, count);
+        read_rows(b, kv + code, code + scale, at + p->kv_scales + first * scale, scale, count);
     }
     if (index) {
-        read_rows(index, index_code + index_scale, at + p->index_codes + first * index_code, index_code, count);
-        read_rows(index + index_code, index_code + index_scale, at + p->index_scales + first * index_scale,
+        read_rows(b, index, index_code + index_scale, at + p->index_codes + first * index_code, index_code, count);
+        read_rows(b, index + index_code, index_code + index_scale, at + p->index_scales + first * index_scale,
                   index_scale, count);
     }
 }
@@ -1759,9 +1770,9 @@ static void cuda_read_open(const void *self, int32_t seq, int32_t part, uint32_t
         double v = 0;
         float f = 0;
         if (b->d.real_bytes == 8) {
-            cudaMemcpy(&v, at + 8 * k, 8, cudaMemcpyDeviceToHost);
+            read_rows(b, &v, 8, at + 8 * k, 8, 1);
         } else {
-            cudaMemcpy(&f, at + 4 * k, 4, cudaMemcpyDeviceToHost);
+            read_rows(b, &f, 4, at + 4 * k, 4, 1);
             v = (double)f;
         }
         if (k < b->c->head_dim) kvf[k] = v;
@@ -1776,9 +1787,10 @@ static void cuda_poison(void *self, int32_t seq, uint32_t ring, uint32_t lo, uin
         bool live = false;
         for (uint32_t p = lo; p < hi && !live; p++) live = p % b->l.ring_slots == slot;
         if (!live)
-            cudaMemset(b->d.rings + (uint64_t)seq * b->l.ring_bytes +
-                           ((uint64_t)ring * b->l.ring_slots + slot) * b->l.ring_row_bytes,
-                       0x7F, b->l.ring_row_bytes);
+            fill(b,
+                 b->d.rings + (uint64_t)seq * b->l.ring_bytes +
+                     ((uint64_t)ring * b->l.ring_slots + slot) * b->l.ring_row_bytes,
+                 0x7F, b->l.ring_row_bytes);
     }
 }
 

@@ -372,7 +372,7 @@ static cedar_status fill_all(cedar_gpu_bench *b, cedar_err *err) {
     b->site = hc_site{ { CEDAR_W_F32, mixes, (int64_t)c->hc * c->hidden, (const uint8_t *)b->q, NULL },
                        { CEDAR_W_F32, 1, mixes, (const uint8_t *)b->q, NULL },
                        { CEDAR_W_F32, 1, 3, (const uint8_t *)b->q, NULL } };
-    return check(cudaStreamSynchronize(b->s), "making data for a bench", err);
+    return check(cudaDeviceSynchronize(), "making data for a bench", err);
 }
 
 /* --- the list of rows --------------------------------------------------------------------------------------------- */
