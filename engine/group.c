@@ -264,7 +264,7 @@ static void post(group *g, job j) {
     pthread_mutex_lock(&g->lock);
     for (uint32_t r = 0; r < g->ranks; r++) g->member[r].busy = g->member[r].started;
     pthread_cond_broadcast(&g->posted);
-    g->job = j;
+    g->job = j;                 /* before the round: who watches that reads the job without the lock */
     g->round++;
     await(g, j, start + g->took_ns[j] - WATCH_END_NS);
     pthread_mutex_unlock(&g->lock);

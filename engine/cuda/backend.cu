@@ -77,7 +77,7 @@ struct staging {
     step_results *results;
 };
 
-/* A step captured as a graph: everything after the input copies. Two steps of the same key differ in inputs only. */
+/* A step captured as a graph: everything after its inputs. Two steps of the same key differ in inputs only. */
 struct graph_key {
     uint32_t rows, kept, entries, logits;
     int32_t cut;
@@ -93,7 +93,8 @@ struct graph_slot {
 enum { GRAPHS_MAX = 64 };
 
 /* Work that the main stream waits for later only: mHC coefficients; window rows and global rows; the shared expert, a
- * list of keys, or the drafter's rings; what Engram layers need of tokens only. */
+ * list of keys, gates of index queries, or the drafter's rings and the digest; what Engram layers need of tokens
+ * only. */
 enum { SIDE_HC, SIDE_KV, SIDE_SHARED, SIDE_ENGRAM, SIDES };
 
 struct cuda_backend {
@@ -860,7 +861,7 @@ template <class A> struct forward {
         return collapse_into{ pre, W(gain), indexed, !few_rows(n), both ? b->w.px : NULL, b->w.pxq };
     }
     /* Streams expanded with y, or with the sum of m's experts if that is NULL, and the input that `to` tells of. The
-     * side stream with their coefficients must have been joined before the kernel before this one was launched. */
+     * side stream with their coefficients must have been joined. */
     void expand_collapse(const real *y, const dev_moe &m, const collapse_into &to, chain last) {
         tensor_expand_collapse(d, n, (const float *)y, m, to, last);
         collapsed = true;
@@ -880,7 +881,9 @@ template <class A> struct forward {
 
     /* Steps whose rows are few and stay the same: there Engram's matrices, which are long and need tokens only, run
      * beside the layers before them. */
-    bool engram_ahead() const { return tensor && !one_stream() && few_rows(plan->rows) && !plan->trimmed; }
+    bool engram_ahead() const {
+        return tensor && c->engram_layer_count && !one_stream() && few_rows(plan->rows) && !plan->trimmed;
+    }
     void *ahead_of(int32_t e) const {
         return (float *)b->w.ekv_ahead + (uint64_t)e * FEW_ROWS * (uint64_t)((c->hc + 1) * c->hidden);
     }
@@ -1281,6 +1284,7 @@ template <class A> struct forward {
             cudaMemcpyAsync((real *)d.pre + (uint64_t)row * c->hc, row_pre, (size_t)c->hc * sizeof(real),
                             cudaMemcpyHostToDevice, s);
         }
+        cudaStreamSynchronize(s);               /* the copies are done with what is freed */
         free(h);
         free(row_h);
     }
@@ -1437,11 +1441,11 @@ template <class A> struct forward {
         join(SIDE_SHARED);
     }
 
-    /* What has to wait for a GPU comes before the first kernel that waits for another rank: copies where ranks share a
+    /* What has to wait for a GPU comes before the first kernel that waits for another rank: inputs where ranks share a
      * GPU, a graph's memory where NCCL may hold all GPUs. */
     cedar_status meet_ranks(bool built, cedar_err *err) {
         if (!b->shared && !(b->n && built)) return CEDAR_OK;
-        cedar_status st = check(cudaStreamSynchronize(s), "the copies before a step", err);
+        cedar_status st = check(cudaStreamSynchronize(s), "the inputs of a step", err);
         if (!st && !cedar_ranks_meet(b->rank->group, b->rank->shard.rank))
             st = cedar_ranks_error(b->rank->group, err);
         return st;
@@ -1659,7 +1663,8 @@ static cedar_status cuda_draft(void *self, cedar_draft_item *items, uint32_t cou
 /* --- state -------------------------------------------------------------------------------------------------------- */
 
 /* Between steps. The stream of the steps does this work, too: a copy by another one may still be under way when it
- * returns, and steps would not wait for it. An error shows in the next step's check, since CUDA errors stick. */
+ * returns, and steps would not wait for it. What comes from the host is pageable: it has been taken when a copy
+ * returns. An error shows in the next step's check, since CUDA errors stick. */
 static void write_to(const cuda_backend *b, void *to, const void *from, uint64_t bytes) {
     cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, b->stream);
 }

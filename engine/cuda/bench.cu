@@ -264,8 +264,9 @@ static uint32_t position_of(uint32_t row) {
     return row < AT_16K + COUNT_FEW ? (1u << 14) - 1 : 127;
 }
 
-static cedar_status upload(void *to, const void *from, uint64_t bytes, cedar_err *err) {
-    return check(cudaMemcpy(to, from, bytes, cudaMemcpyHostToDevice), "copying made-up data", err);
+/* On the bench's stream, which does not wait for the default one. */
+static cedar_status upload(cedar_gpu_bench *b, void *to, const void *from, uint64_t bytes, cedar_err *err) {
+    return check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, b->s), "copying made-up data", err);
 }
 
 /* Rows, their entries and picks, and the experts of tokens: `k` of them, distinct and ascending. */
@@ -302,13 +303,13 @@ static cedar_status upload_rows(cedar_gpu_bench *b, cedar_err *err) {
     }
     for (uint64_t i = 0; i < (uint64_t)ROUNDS_MAX * ROWS; i++)
         distinct(2, i, chose + i * c->experts_per_token, c->experts_per_token, (uint32_t)c->experts);
-    cedar_status st = upload(b->d.page_table, table, pages * 4, err);
-    if (!st) st = upload(b->d.topk_ids, pick, picks * 4, err);
-    if (!st) st = upload(b->ids, chose, chosen * 4, err);
-    if (!st) st = upload(b->d.active, number, ROWS * 4, err);
-    if (!st) st = upload(b->d.row_entry, number, ROWS * 4, err);
-    if (!st) st = upload(b->d.row_pos, pos, ROWS * 4, err);
-    if (!st) st = upload(b->d.entries, entry, ROWS * sizeof *entry, err);
+    cedar_status st = upload(b, b->d.page_table, table, pages * 4, err);
+    if (!st) st = upload(b, b->d.topk_ids, pick, picks * 4, err);
+    if (!st) st = upload(b, b->ids, chose, chosen * 4, err);
+    if (!st) st = upload(b, b->d.active, number, ROWS * 4, err);
+    if (!st) st = upload(b, b->d.row_entry, number, ROWS * 4, err);
+    if (!st) st = upload(b, b->d.row_pos, pos, ROWS * 4, err);
+    if (!st) st = upload(b, b->d.entries, entry, ROWS * sizeof *entry, err);
     cedar_free(entry);
     cedar_free(ints);
     return st;
@@ -325,7 +326,7 @@ static cedar_status upload_experts(cedar_gpu_bench *b, cedar_err *err) {
         list[i] = dev_weight{ CEDAR_W_FP4, down ? c->hidden : c->moe_dim, down ? c->moe_dim : c->hidden,
                               b->fp4 + (uint64_t)i * size / 2, b->row_scales + (uint64_t)i * size / 32 };
     }
-    cedar_status st = upload(b->experts, list, 3 * (size_t)n * sizeof *list, err);
+    cedar_status st = upload(b, b->experts, list, 3 * (size_t)n * sizeof *list, err);
     cedar_free(list);
     return st;
 }
@@ -342,8 +343,8 @@ static cedar_status fill_all(cedar_gpu_bench *b, cedar_err *err) {
     if (b->out_of_memory)
         return cedar_fail(err, CEDAR_E_BUDGET, "a bench of operators needs about 9 GB of device memory");
     cedar_rope_frequencies(c, host, host + c->rope_dim / 2);
-    cedar_status st = upload(freq, host, (uint64_t)c->rope_dim * sizeof *freq, err);
-    if (!st) st = upload(l, &b->l, sizeof b->l, err);
+    cedar_status st = upload(b, freq, host, (uint64_t)c->rope_dim * sizeof *freq, err);
+    if (!st) st = upload(b, l, &b->l, sizeof b->l, err);
     if (!st) st = upload_rows(b, err);
     if (!st) st = upload_experts(b, err);
     if (st) return st;

@@ -156,7 +156,7 @@ struct dev {
     void *pre, *pre_attn, *post, *comb, *x, *xq, *table;   /* table [2, R, rope] cos, sin per pair */
     uint32_t row_max;
     double *hc_partial;         /* [R, HC_SPLITS, (2 + n) n + 1] */
-    uint32_t *hc_tickets;       /* [R] parts of a row that are done, 0 between launches */
+    uint32_t *hc_tickets;       /* by place in the list: parts of a row that are done, 0 between launches */
     uint8_t *window_rows;       /* [R, ring_row_bytes] */
     void *comp;                 /* [R, 2, head_dim] */
     int32_t *topk_ids;          /* [R, topk] */

@@ -53,8 +53,8 @@ struct nccl_end {
 static cudaError_t open_end(nccl_end *e, int device, uint64_t bytes) {
     cudaError_t st = cudaSetDevice(device);
     if (!st) st = cudaMalloc(&e->x, bytes);
-    if (!st) st = cudaMemset(e->x, 0, bytes);
-    return st ? st : cudaStreamCreateWithFlags(&e->s, cudaStreamNonBlocking);
+    if (!st) st = cudaStreamCreateWithFlags(&e->s, cudaStreamNonBlocking);
+    return st ? st : cudaMemsetAsync(e->x, 0, bytes, e->s);
 }
 
 /* Sums of 1 KiB, 2, 4 and so on up to `bytes`: NCCL connects at the first one of a kind, and picks kinds by size. It

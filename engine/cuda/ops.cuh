@@ -19,12 +19,13 @@ void launch_synth(const cedar_synth_recipe *recipe, const dev_weight &w, uint8_t
                   uint64_t scale_count, cudaStream_t s);
 
 /* inputs.cu: arrays of words and page tables from pinned host memory to the device */
+enum { INPUT_ARRAYS = 7 };
 struct dev_inputs {
     struct words {
         uint32_t *to;
         const uint32_t *from;
         uint32_t count;
-    } array[7];
+    } array[INPUT_ARRAYS];
     uint32_t arrays;
     /* pages [entries, pages_per_seq] of the entries' sequences, of which page_count [entries] are there, at most
      * pages_most, to page_table [sequence, pages_per_seq] */
@@ -35,6 +36,7 @@ struct dev_inputs {
     int32_t *page_table;
 
     void add(void *to, const void *from, uint64_t bytes) {
+        CEDAR_ASSERT(arrays < INPUT_ARRAYS);
         array[arrays++] = words{ (uint32_t *)to, (const uint32_t *)from, (uint32_t)(bytes / 4) };
     }
 };
@@ -55,7 +57,7 @@ template <class A>
 void launch_norm(const dev &d, uint32_t n, const dev_weight &gain, void *x, int64_t width, void *xq, cudaStream_t s);
 /* blocks of 32 */
 template <class A> void launch_quantise(const void *x, void *xq, int64_t blocks, cudaStream_t s);
-/* *digest += a hash of the rows' streams, whatever their order. */
+/* *digest = a hash of the rows' streams, whatever their order. */
 void launch_digest(const dev &d, uint32_t n, unsigned long long *digest, cudaStream_t s);
 template <class A> void launch_feature(const dev &d, uint32_t n, int slot, cudaStream_t s);
 

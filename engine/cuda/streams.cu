@@ -292,6 +292,7 @@ static __device__ __forceinline__ bool comes_last(uint32_t *tickets, uint32_t al
         if (before == all - 1) *tickets = 0;
         __threadfence();
     }
+    __syncwarp();
     return __shfl_sync(0xffffffffu, before, 0) == all - 1;
 }
 

@@ -162,29 +162,13 @@ static bool rows_map(const source &src, dim3 grid, int width, CUtensorMap *map) 
                      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
-template <class Weights, int WIDTH>
-static void launch_together(dim3 grid, unsigned threads, size_t shared, const source &src, const CUtensorMap &map,
-                            cudaStream_t s) {
-    cudaLaunchAttribute attribute = {};
-    attribute.id = cudaLaunchAttributeClusterDimension;
-    attribute.val.clusterDim.x = TOGETHER;
-    attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = grid;
-    config.blockDim = threads;
-    config.dynamicSmemBytes = shared;
-    config.stream = s;
-    config.attrs = &attribute;
-    config.numAttrs = 1;
-    cudaLaunchKernelEx(&config, together_kernel<Weights, WIDTH>, src, map);
-}
-
 template <class Weights, int WIDTH> static void launch_width(dim3 grid, const source &src, chain s) {
     typedef stage<Weights, WIDTH> stage;
     unsigned threads = 32 * MANY_WARPS, shared = stage::COUNT * stage::BYTES;
     CUtensorMap map;
     if (!s.apart && rows_map(src, grid, WIDTH, &map))
-        launch_together<Weights, WIDTH>(grid, threads, shared, src, map, s.stream);
+        launch_cluster(together_kernel<Weights, WIDTH>, grid, TOGETHER, threads, shared, chain{ s.stream, false }, src,
+                       map);
     else many_kernel<Weights, WIDTH><<<grid, threads, shared, s.stream>>>(src);
 }
 

@@ -58,8 +58,8 @@ struct collapse_into {
 void tensor_collapse(const dev &d, uint32_t n, const collapse_into &to, chain s);
 
 /* Streams expanded with y (floats by place), or, if that is NULL, as tensor_expand_experts does, and then collapsed, in
- * one launch, with the bits of two. The one kernel before it in s may still run when it reads streams, coefficients and
- * picks: something earlier must have written those, for which that kernel has waited before it let this one begin. */
+ * one launch, with the bits of two. The one kernel before it in s may still run when it reads streams and picks:
+ * something earlier must have written those, for which that kernel has waited before it let this one begin. */
 bool tensor_expand_collapse_can(const dev &d, uint32_t n);
 void tensor_expand_collapse(const dev &d, uint32_t n, const float *y, const dev_moe &m, const collapse_into &to,
                             chain s);
@@ -128,8 +128,8 @@ void tensor_sum_experts(const dev_moe &m, uint32_t n, int width, uint16_t *out, 
 void tensor_expand(const dev &d, uint32_t n, const uint16_t *y, chain s);
 
 /* A block's end with several ranks in one launch: the sum of the ranks' parts (as peers_sum), expanded into the
- * streams (as tensor_expand), and the next block's input (as tensor_collapse), with the same bits. Streams and
- * coefficients are read before the wait: with s.kernel_before, the kernel before this one must not write them. */
+ * streams (as tensor_expand), and the next block's input (as tensor_collapse), with the same bits. Streams are read
+ * before the wait: with s.kernel_before, the kernel before this one must not write them. */
 bool tensor_site_can(const dev &d, const peers &p, uint32_t n);
 void tensor_site(const dev &d, const peers &p, const uint16_t *part, uint32_t n, const collapse_into &next, chain s);
 void tensor_site_experts(const dev &d, const peers &p, const dev_moe &m, uint32_t n, const collapse_into &next,

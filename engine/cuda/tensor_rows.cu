@@ -296,7 +296,7 @@ static __global__ void __launch_bounds__(256) pairs_kernel(experts_part part, ui
 enum { SITE_THREADS_MAX = NORM_CHUNKS * NORM_THREADS };
 
 /* Sum over the ranks as peers_sum in one step, expand_rows_kernel and collapse_kernel: a row a block, eight channels a
- * thread; squares are added as in expand_collapse_kernel, and what that reads before the wait is read so here. */
+ * thread; squares are added as in expand_collapse_kernel, and streams and gain are read before the wait. */
 template <class Part, int THREADS>
 static __global__ void __launch_bounds__(THREADS)
     site_kernel(const __grid_constant__ dev d, const __grid_constant__ peers p, Part part, uint32_t n,

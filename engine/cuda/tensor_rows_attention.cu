@@ -50,9 +50,9 @@ template <int UNITS, int COUNT, int THREADS = GROUP, int KEYS = 64> struct key_r
         four[j] = is_four;
         /* records and entries begin at multiples of 16 and 8 bytes */
         const uint8_t *p = at.code + (is_four ? k / 2 : k);
-        uint2 lo = __ldg((const uint2 *)p), hi = is_four ? lo : __ldg((const uint2 *)(p + 8));
+        uint2 lo = *(const uint2 *)p, hi = is_four ? lo : *(const uint2 *)(p + 8);
         v[j] = make_uint4(lo.x, lo.y, hi.x, hi.y);
-        scale[j] = __ldg(at.scale + (is_four ? k / 16 : k / 32));
+        scale[j] = at.scale[is_four ? k / 16 : k / 32];
     }
 
     template <class Refs> __device__ __forceinline__ void load_own(const Refs &r, int first) {
@@ -171,7 +171,7 @@ static __device__ __forceinline__ void load_queries(const dev &d, const uint16_t
         uint4 x[AT_ONCE];
 #pragma unroll
         for (int i = 0; i < AT_ONCE; i++)
-            x[i] = !SOME || h0 + i * STEP < d.heads ? __ldg((const uint4 *)(q + (h0 + i * STEP) * ROW_DIM + k))
+            x[i] = !SOME || h0 + i * STEP < d.heads ? *(const uint4 *)(q + (h0 + i * STEP) * ROW_DIM + k)
                                                      : make_uint4(0, 0, 0, 0);
 #pragma unroll
         for (int i = 0; i < AT_ONCE; i++) {
@@ -565,7 +565,7 @@ struct query_round {
 #pragma unroll
             for (int i = 0; i < 7; i++)
                 copy16(at + i * TILE_BYTES + j * STEP * 128, q + j * STEP * ROW_DIM + i * 64, there);
-            last[j] = there ? __ldg((const uint4 *)(q + j * STEP * ROW_DIM + 7 * 64)) : make_uint4(0, 0, 0, 0);
+            last[j] = there ? *(const uint4 *)(q + j * STEP * ROW_DIM + 7 * 64) : make_uint4(0, 0, 0, 0);
         }
         copies_commit();
     }
