@@ -69,6 +69,17 @@ void gpu_linear_two(const cedar_weight *w0, const cedar_weight *w1, const gpu_op
     wait_for("tensor_linear_two");
 }
 
+void gpu_linear_beside(const cedar_weight *w0, const cedar_weight *w1, const gpu_operand *x, uint32_t rows, float *y0,
+                       float *y1) {
+    tensor_linear_beside(weight(w0), weight(w1), of(x), rows, result{ y0, w0->rows, AS_SUMMED }, y1, alone);
+    wait_for("tensor_linear_beside");
+}
+
+void gpu_linear_aside(const cedar_weight *w, const gpu_operand *x, uint32_t rows, float *y) {
+    tensor_linear_aside(weight(w), of(x), rows, result{ y, w->rows, AS_SUMMED }, alone);
+    wait_for("tensor_linear_aside");
+}
+
 void gpu_groups(const cedar_weight *w, int groups, const gpu_operand *x, uint32_t rows, float *y, int64_t ldy) {
     tensor_groups(weight(w), groups, of(x), rows, result{ y, ldy, AS_ROUNDED }, alone);
     wait_for("tensor_groups");

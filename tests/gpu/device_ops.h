@@ -31,6 +31,9 @@ void gpu_norm(const float *x, int width, uint32_t n, const cedar_weight *gain, d
 void gpu_linear(const cedar_weight *w, const gpu_operand *x, uint32_t rows, float *y, int64_t ldy, bool round);
 void gpu_linear_two(const cedar_weight *w0, const cedar_weight *w1, const gpu_operand *x, uint32_t rows, float *y0,
                     float *y1, int64_t ldy, bool round);
+void gpu_linear_beside(const cedar_weight *w0, const cedar_weight *w1, const gpu_operand *x, uint32_t rows, float *y0,
+                       float *y1);                  /* rows without gaps, as they were summed */
+void gpu_linear_aside(const cedar_weight *w, const gpu_operand *x, uint32_t rows, float *y);
 void gpu_groups(const cedar_weight *w, int groups, const gpu_operand *x, uint32_t rows, float *y, int64_t ldy);
 
 /* FP4 experts list (host) of `experts` weights, for `ids` (host) [rows, per_token]; x by token, or by pair. y [rows *

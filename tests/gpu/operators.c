@@ -388,6 +388,57 @@ START_TEST(linear_two_and_groups) {
 }
 END_TEST
 
+/* Two weights at once that have no shape in common, and one that leaves room beside it. n1 0: only the latter. */
+static const struct { int64_t n0, n1, k; } beside_shapes[] = {
+    { 129, 17, 1152 },      { 1, 300, 96 },     { 1280, 512, 5120 },
+    { 16, 2096, 160 },      { 32, 2096, 160 },      /* as many tiles as multiprocessors, and one more: two launches */
+    { 12805, 0, 160 },      { 33856, 0, 1024 },     /* tiles that a block takes after another */
+};
+enum { BESIDE_SHAPES = sizeof beside_shapes / sizeof *beside_shapes };
+
+/* Both have the bits of one by one, with the kernel for many rows; and of the first alone, aside. */
+START_TEST(linear_beside_and_aside) {
+    enum { MOST = 65 };
+    gpu_start();
+    const int64_t n[2] = { beside_shapes[_i].n0, beside_shapes[_i].n1 }, k = beside_shapes[_i].k;
+    const uint32_t most = n[1] ? MOST : 17;
+    batch b = make_batch(most, k, false);
+    matrix m[2];
+    float *want[2], *got = malloc((size_t)(most * (n[0] + n[1])) * sizeof *got);
+    int weights = n[1] ? 2 : 1;
+    for (int i = 0; i < weights; i++) {
+        m[i] = make_matrix(CEDAR_W_TILES, n[i], k, false);
+        want[i] = malloc((size_t)(most * n[i]) * sizeof **want);
+        run_linear(&m[i].dev, &b, most, 0, want[i]);
+    }
+    for (int c = 0; c < ROW_COUNTS && row_counts[c] <= most; c++) {
+        uint32_t rows = row_counts[c];
+        bool woven = rows > (uint32_t)gpu_few_rows();
+        gpu_operand x = { b.packed[woven], NULL, 1, 0, woven };
+        float *y[2];
+        for (int i = 0; i < weights; i++) y[i] = gpu_put(NULL, (size_t)(rows * n[i]) * sizeof *got);
+        for (int together = n[1] > 0; together >= 0; together--) {
+            if (together) gpu_linear_beside(&m[0].dev, &m[1].dev, &x, rows, y[0], y[1]);
+            else gpu_linear_aside(&m[0].dev, &x, rows, y[0]);
+            for (int i = 0; i <= together; i++) {
+                gpu_get(got, y[i], (size_t)(rows * n[i]) * sizeof *got);
+                ck_assert_msg(!memcmp(got, want[i], (size_t)(rows * n[i]) * sizeof *got),
+                              "%u rows, %s: weight %d differs", rows, together ? "beside" : "aside", i);
+            }
+            gpu_drop(y[0]);
+            y[0] = gpu_put(NULL, (size_t)(rows * n[0]) * sizeof *got);
+        }
+        for (int i = 0; i < weights; i++) gpu_drop(y[i]);
+    }
+    for (int i = 0; i < weights; i++) {
+        drop_matrix(&m[i]);
+        free(want[i]);
+    }
+    drop_batch(&b);
+    free(got);
+}
+END_TEST
+
 static uint16_t *fill_bf16(size_t count, float scale) {
     uint16_t *x = malloc(count * sizeof *x);
     for (size_t i = 0; i < count; i++) x[i] = bf16_bits(scale * normal());
@@ -1151,25 +1202,36 @@ START_TEST(attention) {
 }
 END_TEST
 
+static TCase *add_case(Suite *s, const char *name) {
+    TCase *t = tcase_create(name);
+    tcase_set_timeout(t, 600);
+    suite_add_tcase(s, t);
+    return t;
+}
+
+/* CK_RUN_CASE=name runs one of these alone. */
 Suite *gpu_operators_suite(void) {
     Suite *s = suite_create("gpu operators");
-    TCase *t = tcase_create("operators");
-    tcase_set_timeout(t, 600);
+    TCase *t = add_case(s, "linear");
     tcase_add_test(t, packing);
     tcase_add_test(t, codes);
     tcase_add_loop_test(t, linear, 0, LINEAR_SHAPES);
+    t = add_case(s, "joint linear");
     tcase_add_loop_test(t, linear_two_and_groups, 0, JOINT_SHAPES);
+    tcase_add_loop_test(t, linear_beside_and_aside, 0, BESIDE_SHAPES);
+    t = add_case(s, "experts");
     tcase_add_loop_test(t, experts, 0, ROW_COUNTS);
     tcase_add_test(t, gated);
     tcase_add_test(t, routes);
+    t = add_case(s, "rows");
     tcase_add_test(t, norms);
     tcase_add_test(t, streams);
     tcase_add_test(t, activations);
+    t = add_case(s, "attention");
     tcase_add_test(t, index_scores);
     tcase_add_test(t, picks);
     tcase_add_test(t, long_picks);
     tcase_add_test(t, long_pools);
     tcase_add_test(t, attention);
-    suite_add_tcase(s, t);
     return s;
 }
