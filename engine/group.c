@@ -537,13 +537,19 @@ static void tap_caller(void *self, cedar_tap_kind kind, int32_t layer, int32_t s
     if (!g->abandoned) g->tap(g->tap_self, kind, layer, seq, pos, data, width);
 }
 
-/* All that a tap sees is the same on every rank. */
+static void tap_of_others(void *self, cedar_tap_kind kind, int32_t layer, int32_t seq, uint32_t pos, const void *data,
+                          uint32_t width) {
+    (void)self, (void)kind, (void)layer, (void)seq, (void)pos, (void)data, (void)width;
+}
+
+/* All that a tap sees is the same on every rank; the others stop where rank 0 does. */
 static void group_tap(void *self, cedar_tap_fn fn, void *tap_self) {
     group *g = self;
     if (g->abandoned) return;
     g->tap = fn;
     g->tap_self = tap_self;
-    g->inner->tap(g->member[0].impl, fn ? tap_caller : NULL, g);
+    for (uint32_t r = 0; r < g->ranks; r++)
+        g->inner->tap(g->member[r].impl, !fn ? NULL : r == 0 ? tap_caller : tap_of_others, g);
 }
 
 /* The hook is called once a row, by rank 0; the others get what it gave. */

@@ -716,6 +716,12 @@ static cedar_status cuda_open(const cedar_model *m, const cedar_engine_opts *o, 
 
 /* --- looking inside ----------------------------------------------------------------------------------------------- */
 
+/* Where ranks share a GPU, the copies of one that looks inside a step may stand behind kernels of another that wait for
+ * it: none goes on before all have their copies. Ranks that do not meet end at their next exchange. */
+static void meet_looking(const cuda_backend *b) {
+    if (b->shared) (void)cedar_ranks_meet(b->rank->group, b->rank->shard.rank);
+}
+
 /* Copies `bytes` from the device after all launches so far; NULL when that fails (the step's own check reports it). */
 static uint8_t *fetch(cuda_backend *b, const void *from, uint64_t bytes) {
     /* taps are a debugging path: outside the allocation guard on purpose */
@@ -748,6 +754,7 @@ static void tap_rows(cuda_backend *b, cedar_tap_kind kind, int32_t layer, const 
         b->tap(b->tap_self, kind, layer, plan->entries[b->h.entry[row]].seq, b->h.pos[row],
                type == TAP_REAL ? (const void *)wide_row : at, width);
     }
+    meet_looking(b);
     free(host);
     free(wide_row);
 }
@@ -1285,6 +1292,7 @@ template <class A> struct forward {
                             cudaMemcpyHostToDevice, s);
         }
         cudaStreamSynchronize(s);               /* the copies are done with what is freed */
+        meet_looking(b);
         free(h);
         free(row_h);
     }
