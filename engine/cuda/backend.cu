@@ -376,7 +376,7 @@ static cedar_status make_weight(upload *u, const cedar_tensor_info *t, const ced
         launch_synth(u->recipe, whole, u->scratch, u->scratch + u->whole_data, cedar_tensor_scale_bytes(t), s);
         st = check(keep_slice(u, t, cut, w), "cutting weights", err);
     }
-    return st ? st : check(cudaStreamSynchronize(s), "making weights", err);
+    return st;
 }
 
 static cedar_status copy_weight(upload *u, const cedar_tensor_info *t, const cedar_slice &cut, const dev_weight &w,
@@ -393,10 +393,12 @@ static cedar_status copy_weight(upload *u, const cedar_tensor_info *t, const ced
         from_scale = own + data;
     }
     if (!st && data)
-        st = check(cudaMemcpy((void *)(uintptr_t)w.data, from, data, cudaMemcpyHostToDevice), "copying weights", err);
+        st = check(cudaMemcpyAsync((void *)(uintptr_t)w.data, from, data, cudaMemcpyHostToDevice, u->b->stream),
+                   "copying weights", err);
     if (!st && scale)
-        st = check(cudaMemcpy((void *)(uintptr_t)w.scale, from_scale, scale, cudaMemcpyHostToDevice), "copying scales",
-                   err);
+        st = check(cudaMemcpyAsync((void *)(uintptr_t)w.scale, from_scale, scale, cudaMemcpyHostToDevice,
+                                   u->b->stream),
+                   "copying scales", err);
     cedar_free(own);
     return st;
 }
@@ -416,7 +418,9 @@ static cedar_status upload_visit(void *self, const cedar_tensor_info *t, cedar_e
     if (!u->copy) return CEDAR_OK;
     dev_weight w = { t->slot->kind, cut.rows, cut.cols, at, at_scale };
     u->b->weight[t->slot->index] = w;
-    return u->b->model->seeded ? make_weight(u, t, cut, w, err) : copy_weight(u, t, cut, w, err);
+    cedar_status st = u->b->model->seeded ? make_weight(u, t, cut, w, err) : copy_weight(u, t, cut, w, err);
+    if (!st && w.kind == CEDAR_W_FP4) launch_spread(at, data, u->b->stream);
+    return st ? st : check(cudaStreamSynchronize(u->b->stream), "preparing weights", err);
 }
 
 static cedar_status upload_experts(cuda_backend *b, int32_t i, cedar_err *err) {

@@ -11,6 +11,8 @@
 #include <cuda_runtime.h>
 #include <stdint.h>
 
+#include "engine/cuda/pairs.cuh"
+
 extern "C" {
 #include "engine/backend.h"
 #include "engine/quant.h"
@@ -115,8 +117,8 @@ static __device__ inline double weight_at(const dev_weight &w, int64_t row, int6
     case CEDAR_W_ROWS:
         return e4m3_value(w.data[row * w.cols + col]) * ue8m0_value(w.scale[row * (w.cols / 32) + col / 32]);
     case CEDAR_W_FP4: {
-        uint8_t b = w.data[(row * w.cols + col) / 2];
-        return e2m1_value(col & 1 ? b >> 4 : b & 15) * ue8m0_value(w.scale[row * (w.cols / 32) + col / 32]);
+        uint8_t c = e2m1_code(((const uint32_t *)w.data)[(row * w.cols + col) / 8], (int)(col % 8));
+        return e2m1_value(c) * ue8m0_value(w.scale[row * (w.cols / 32) + col / 32]);
     }
     case CEDAR_W_BF16: return (double)bf16_value(((const uint16_t *)w.data)[row * w.cols + col]);
     default: return (double)((const float *)w.data)[row * w.cols + col];

@@ -25,7 +25,8 @@ enum { E4M3_GAP = 127 - 7, E2M1_GAP = 127 - 1 };
  * have scales up to 2^7, E2M1 up to 2. Weights with larger ones are refused at open (tensor_scale_max). */
 struct factor {
     uint32_t pair;
-    __device__ __forceinline__ factor(uint8_t scale, int gap) : pair((scale + (uint32_t)gap) * 0x00800080u) {}
+    __device__ __forceinline__ factor(uint8_t scale, int gap)
+        : pair(scale * 0x00800080u + (uint32_t)gap * 0x00800080u) {}        /* one instruction */
     __device__ __forceinline__ uint32_t operator()(uint32_t v) const { return times(v, pair); }
 };
 
@@ -64,16 +65,51 @@ template <class Scale> static __device__ __forceinline__ uint2 e4m3_pairs(uint32
     return make_uint2(e4m3_pair(__byte_perm(a, 0, 0x1000), scaled), e4m3_pair(__byte_perm(a, 0, 0x3020), scaled));
 }
 
+/* Where two E2M1 codes have their signs, exponents and mantissas as a pair of bf16. */
+static const uint32_t E2M1_TAKEN = 0x81c081c0u;
+
 /* Eight E2M1 codes as the pairs (0,4) (1,5) (2,6) (3,7): a product lays the codes at one place of both halves out
  * twice, 12 bits up for their signs and 6 for the rest. */
 template <class Scale>
 static __device__ __forceinline__ void e2m1_crossed(uint32_t v, const Scale &scaled, uint32_t f[4]) {
-    const uint32_t low = 0x000f000fu, high = 0x00f000f0u, taken = 0x81c081c0u;
+    const uint32_t low = 0x000f000fu, high = 0x00f000f0u;
     uint32_t w = v >> 8;
-    f[0] = scaled((v & low) * 0x1040u & taken);
-    f[1] = scaled((v & high) * 0x104u & taken);
-    f[2] = scaled((w & low) * 0x1040u & taken);
-    f[3] = scaled((w & high) * 0x104u & taken);
+    f[0] = scaled((v & low) * 0x1040u & E2M1_TAKEN);
+    f[1] = scaled((v & high) * 0x104u & E2M1_TAKEN);
+    f[2] = scaled((w & low) * 0x1040u & E2M1_TAKEN);
+    f[3] = scaled((w & high) * 0x104u & E2M1_TAKEN);
+}
+
+/* E2M1 codes of weights do not lie in words as they are stored, but so that a few instructions lay pairs out as bf16: the
+ * first pair is where it is needed, two are rotated by 3 and 6, and a product puts the bits that were left over to their
+ * places. Codes p and p + 4 are pair p. */
+enum { E2M1_SPREAD_BY = 3 };
+
+/* A word of eight stored codes as decoding wants it. */
+static __host__ __device__ __forceinline__ uint32_t e2m1_spread(uint32_t codes) {
+    uint32_t w = 0, v = 0;
+#pragma unroll
+    for (int p = 0; p < 4; p++) {
+        v = (codes >> 4 * p & 0x000f000fu) * 0x1040u & E2M1_TAKEN;
+        if (p < 3) w |= v << E2M1_SPREAD_BY * p | (uint32_t)((uint64_t)v << E2M1_SPREAD_BY * p >> 32);
+    }
+    return w | (v >> 7 & 0x00030003u) | (v >> 12 & 0x00080008u) | (v >> 2 & 0x00100010u);
+}
+
+/* The four pairs of a word of spread codes, in the bits of E2M1_TAKEN. */
+static __device__ __forceinline__ void e2m1_laid(uint32_t w, uint32_t f[4]) {
+    f[0] = w & E2M1_TAKEN;
+    f[1] = __funnelshift_r(w, w, E2M1_SPREAD_BY) & E2M1_TAKEN;
+    f[2] = __funnelshift_r(w, w, 2 * E2M1_SPREAD_BY) & E2M1_TAKEN;
+    f[3] = (w & 0x001b001bu) * 0x1084u & E2M1_TAKEN;
+}
+
+/* Code i, as it was stored, of a word of spread codes. */
+static __device__ __forceinline__ uint8_t e2m1_code(uint32_t w, int i) {
+    uint32_t f[4];
+    e2m1_laid(w, f);
+    uint32_t v = f[i % 4] >> i / 4 * 16;
+    return (uint8_t)((v >> 12 & 8) | (v >> 6 & 7));
 }
 
 /* Crossed pairs as (0,1) (2,3) (4,5) (6,7). */

@@ -56,7 +56,7 @@ struct fp8_tiles {
     }
 };
 
-/* MXFP4: a scale per row and 32. */
+/* MXFP4: a scale per row and 32; spread codes (pairs.cuh). */
 struct fp4_rows {
     enum { BLOCK_PIECES = 4, SCALED = 1, FEW_STAGES = 8, FEW_PER_SM = 2, FEW_TOGETHER = 2, DEEP_STAGES = 16 };
     const uint8_t *code, *scales;
@@ -77,7 +77,9 @@ struct fp4_rows {
         __device__ __forceinline__ scale(uint8_t b) : factor(b, E2M1_GAP) {}
     };
     static __device__ __forceinline__ void decode(const raw &r, const scale &s, int i, uint32_t f[4]) {
-        e2m1_crossed(i ? r.y : r.x, s, f);
+        e2m1_laid(i ? r.y : r.x, f);
+#pragma unroll
+        for (int p = 0; p < 4; p++) f[p] = s(f[p]);
     }
 };
 

@@ -37,6 +37,13 @@ void *gpu_put(const void *host, size_t bytes) {
     return p;
 }
 
+void *gpu_put_codes(cedar_weight_kind kind, const uint8_t *host, size_t bytes) {
+    uint8_t *p = (uint8_t *)gpu_put(host, bytes);
+    if (kind == CEDAR_W_FP4) launch_spread(p, bytes, 0);
+    wait_for("launch_spread");
+    return p;
+}
+
 void gpu_get(void *host, const void *from, size_t bytes) {
     need(cudaMemcpy(host, from, bytes, cudaMemcpyDeviceToHost), "copying out");
 }

@@ -11,6 +11,7 @@ extern "C" {
 
 void gpu_start(void);                                   /* before the first launch of a process */
 void *gpu_put(const void *host, size_t bytes);          /* host NULL: all bits set, which is a NaN everywhere */
+void *gpu_put_codes(cedar_weight_kind kind, const uint8_t *host, size_t bytes);  /* a weight's, as kernels take them */
 void gpu_get(void *host, const void *from, size_t bytes);
 void gpu_drop(void *p);
 int64_t gpu_padded(int64_t k);

@@ -145,7 +145,7 @@ static matrix make_matrix(cedar_weight_kind kind, int64_t rows, int64_t cols, bo
     for (int64_t r = 0; r < rows; r++)
         for (int64_t c = 0; c < cols; c++) m.value[r * cols + c] = value_at(&m.host, r, c);
     m.dev = m.host;
-    m.dev.data = gpu_put(data, n);
+    m.dev.data = gpu_put_codes(kind, data, n);
     m.dev.scale = scales ? gpu_put(scale, scales) : NULL;
     return m;
 }
@@ -267,7 +267,7 @@ static void check_codes(cedar_weight_kind kind, int first) {
     bool four = kind == CEDAR_W_FP4;
     cedar_weight w = { .kind = kind, .rows = N, .cols = K };
     for (int r = 0; r < N; r++) data[four ? r * K / 2 : r * K] = (uint8_t)r;
-    w.data = gpu_put(data, data_bytes(kind, N, K));
+    w.data = gpu_put_codes(kind, data, data_bytes(kind, N, K));
     int32_t id = 0;
     float *dy = gpu_put(NULL, 2 * sizeof y);
     for (int s = first; s <= gpu_scale_max((int)kind); s++)
