@@ -110,6 +110,14 @@ static unsigned few_blocks(unsigned tiles, unsigned others, unsigned at_once) {
     return best;
 }
 
+/* The same for experts' pairs. How many of their tiles have any is not known when a step is planned, and blocks of those
+ * that have none end at once: so they are as many as a few rounds of what runs at once, and even out. */
+static unsigned expert_blocks(unsigned tiles, unsigned others, unsigned at_once) {
+    enum { ROUNDS = 8 };
+    unsigned most = ceil_div((int64_t)ROUNDS * at_once, others);
+    return most < tiles ? ceil_div(tiles, ceil_div(tiles, most)) : tiles;
+}
+
 /* Whether a tile of n_count outputs, `others` times, gets so many warps only: each multiprocessor must then have enough
  * of them to hide waiting, and run_tiles asks for whole tiles, whole blocks of K, and one a segment. */
 static bool warps_a_tile(int64_t n_count, int64_t k_count, unsigned others, unsigned warps) {
@@ -118,12 +126,12 @@ static bool warps_a_tile(int64_t n_count, int64_t k_count, unsigned others, unsi
            n_count / FEW_N * others * warps >= WARPS_AT_LEAST * MULTIPROCESSORS;
 }
 
-/* A kernel whose blocks take so many outputs at a time and are so many a multiprocessor; tiles: of rows. */
+/* A kernel whose blocks take so many outputs at a time; tiles: of rows. */
 template <class Weights>
-static void launch_tiles(void (*kernel)(source), unsigned outputs, unsigned per_sm, unsigned tiles, unsigned z,
-                         const source &src, chain s) {
-    unsigned at_once = MULTIPROCESSORS * (src.aside ? 1 : per_sm);
-    dim3 grid(few_blocks(ceil_div(src.n_count, outputs), tiles * z, at_once), tiles, z);
+static void launch_tiles(void (*kernel)(source), unsigned outputs, unsigned tiles, unsigned z, const source &src,
+                         chain s) {
+    unsigned at_once = MULTIPROCESSORS * (src.aside ? 1 : TILES_PER_SM);
+    dim3 grid((src.experts ? expert_blocks : few_blocks)(ceil_div(src.n_count, outputs), tiles * z, at_once), tiles, z);
     launch_chained(kernel, grid, 32 * TILES_WARPS, tiles_stage<Weights>::BLOCK_BYTES, s, src);
 }
 
@@ -131,12 +139,11 @@ template <class Weights, int TILES> static void launch_few(unsigned tiles, unsig
     unsigned others = tiles * z, at_once = MULTIPROCESSORS * (unsigned)few_per_sm<Weights>(TILES, false);
     if constexpr (Weights::SCALED) {
         if (warps_a_tile(src.n_count, src.k_count, others, 1))
-            return launch_tiles<Weights>(tiles_kernel<Weights, TILES>, FEW_N * TILES_WARPS, tiles_per_sm(TILES),
-                                         tiles, z, src, s);
+            return launch_tiles<Weights>(tiles_kernel<Weights, TILES>, FEW_N * TILES_WARPS, tiles, z, src, s);
     }
     if constexpr (Weights::SCALED && TILES < 4) {
         if (warps_a_tile(src.n_count, src.k_count, others, TILES_WARPS))
-            return launch_tiles<Weights>(team_kernel<Weights, TILES>, FEW_N, tiles_per_sm(TILES), tiles, z, src, s);
+            return launch_tiles<Weights>(team_kernel<Weights, TILES>, FEW_N, tiles, z, src, s);
     }
     dim3 grid(few_blocks(ceil_div(src.n_count, FEW_N), others, at_once), tiles, z);
     if (grid.x * grid.y * grid.z <= MULTIPROCESSORS)
@@ -321,8 +328,8 @@ bool tensor_gated_can(const dev_moe &m, int64_t k_count, bool woven, const exper
 }
 
 template <int HALVES> static void launch_gated(const source &src, const activation &to, unsigned tiles, chain s) {
-    unsigned at_once = MULTIPROCESSORS * tiles_per_sm(1) / HALVES;
-    dim3 grid(few_blocks(ceil_div(src.n_count, GATED_N), tiles, at_once), tiles);
+    unsigned at_once = MULTIPROCESSORS * TILES_PER_SM / HALVES;
+    dim3 grid(expert_blocks(ceil_div(src.n_count, GATED_N), tiles, at_once), tiles);
     launch_chained(gated_kernel<HALVES>, grid, 32 * GATED_WARPS * HALVES, HALVES * tiles_stage<fp4_rows>::BLOCK_BYTES,
                    s, src, to);
 }

@@ -20,7 +20,7 @@ template <class Weights, bool DEEP> struct few_stage {
 
 /* Thread blocks of a multiprocessor. */
 template <class Weights> static constexpr int few_per_sm(int tiles, bool deep) {
-    return deep || tiles == 4 ? 1 : tiles == 2 ? 2 : Weights::FEW_PER_SM;
+    return deep ? 1 : tiles > 1 ? 2 : Weights::FEW_PER_SM;
 }
 
 /* A value of this lane that stays in a register. Left to itself the compiler works addresses out again in each round

@@ -15,25 +15,30 @@ uint32_t tensor_tiles_max(uint32_t rows, int per_token, int experts) {
 }
 
 /* Pairs of few rows by one block, a thread each: a pair's place is the number of pairs before it. id [total], and room
- * for as many, in shared memory. */
-static __device__ __forceinline__ void sort_block(const int32_t *id, int32_t *within, uint32_t total, int per_token,
+ * for as many, in shared memory; an id below 0, which stands for none, is larger than any as it is compared. */
+static __device__ __forceinline__ void sort_block(const int32_t *id, int32_t *begins, uint32_t total, int per_token,
                                                   const expert_tiles &t) {
-    uint32_t i = threadIdx.x, lower = 0, before = 0, count = 0;
-    int32_t mine = i < total ? id[i] : -1;
-    for (uint32_t k = 0; k < total; k++) {
-        lower += id[k] >= 0 && id[k] < mine;
-        before += id[k] == mine && k < i;
-        count += id[k] == mine;
+    uint32_t i = threadIdx.x, lower = 0, before = 0, count = 0, mine = ~0u;
+    if (i < total) {                            /* warps without a pair leave the others their time */
+        mine = (uint32_t)id[i];
+#pragma unroll 8
+        for (uint32_t k = 0; k < total; k++) {
+            uint32_t its = (uint32_t)id[k];
+            lower += its < mine;
+            before += its == mine && k < i;
+            count += its == mine;
+        }
+        begins[i] = before % t.width == 0;      /* the first pair of a tile describes it */
     }
-    if (i < total) within[i] = (int32_t)before;
     if (i < t.tiles_max) t.tile_count[i] = 0;
     __syncthreads();
-    if (mine < 0) return;
+    if ((int32_t)mine < 0) return;
     t.pairs[lower + before] = i / per_token * (per_token + 1) + i % per_token;
-    if (before % t.width) return;               /* the first pair of a tile describes it */
+    if (!begins[i]) return;
     uint32_t tile = before / t.width;
-    for (uint32_t k = 0; k < total; k++) tile += id[k] >= 0 && id[k] < mine && within[k] % t.width == 0;
-    t.tile_expert[tile] = mine;
+#pragma unroll 8
+    for (uint32_t k = 0; k < total; k++) tile += (uint32_t)id[k] < mine && begins[k];
+    t.tile_expert[tile] = (int32_t)mine;
     t.tile_first[tile] = lower + before;
     t.tile_count[tile] = count - before < t.width ? count - before : t.width;
 }

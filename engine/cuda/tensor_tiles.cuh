@@ -13,10 +13,9 @@
 #include "engine/cuda/packing.cuh"
 #include "engine/cuda/tensor_few.cuh"
 
-/* Warps of a thread block, of which a multiprocessor holds tiles_per_sm. A warp has COUNT slots of AT_ONCE blocks of K
+/* Warps of a thread block, of which a multiprocessor holds TILES_PER_SM. A warp has COUNT slots of AT_ONCE blocks of K
  * under way: 256 bytes of a row at a time, since memory is slow at less. */
-enum { TILES_WARPS = 4, ROW_PIECES = 16 };
-static constexpr unsigned tiles_per_sm(int tiles) { return tiles == 1 ? 4 : 3; }
+enum { TILES_WARPS = 4, TILES_PER_SM = 4, ROW_PIECES = 16 };
 template <class Weights> struct tiles_stage {
     enum {
         AT_ONCE = ROW_PIECES / Weights::BLOCK_PIECES,
@@ -173,7 +172,7 @@ template <int TILES> struct own_sums {
 
 /* FEW_N outputs by 8 * TILES rows of plain activations at a time, a warp each. */
 template <class Weights, int TILES>
-static __global__ void __launch_bounds__(32 * TILES_WARPS, tiles_per_sm(TILES)) tiles_kernel(source src) {
+static __global__ void __launch_bounds__(32 * TILES_WARPS, TILES_PER_SM) tiles_kernel(source src) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     work_item it;
     if (!src.early) await_launch();             /* else weights can be on their way before the input is there */
@@ -197,7 +196,7 @@ static __global__ void __launch_bounds__(32 * TILES_WARPS, tiles_per_sm(TILES)) 
 
 /* The same, the four warps of a block each with a part of the segments. */
 template <class Weights, int TILES>
-static __global__ void __launch_bounds__(32 * TILES_WARPS, tiles_per_sm(TILES)) team_kernel(source src) {
+static __global__ void __launch_bounds__(32 * TILES_WARPS, TILES_PER_SM) team_kernel(source src) {
     enum { WIDTH = 8 * TILES };
     __shared__ float part[SEGMENTS][FEW_N][WIDTH + 1];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
@@ -239,7 +238,7 @@ struct activation {
  * packs them. */
 enum { GATED_N = 32, GATED_WARPS = TILES_WARPS };
 template <int HALVES>
-static __global__ void __launch_bounds__(32 * GATED_WARPS * HALVES, tiles_per_sm(1) / HALVES)
+static __global__ void __launch_bounds__(32 * GATED_WARPS * HALVES, TILES_PER_SM / HALVES)
     gated_kernel(source src, activation to) {
     enum { LATE = HALVES == 2 ? SEGMENTS / 2 : 0 };         /* segments that are added to the sum of those before */
     __shared__ float part[1 + LATE][2][8][GATED_N + 1];
