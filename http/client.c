@@ -15,7 +15,7 @@
 #include "base/mem.h"
 #include "http/http_int.h"
 
-enum { EVENTS_MAX = 256, BODY_BYTES = 4096 };
+enum { EVENTS_MAX = 256, BODY_BYTES = 4096, CA_BYTES_MAX = 16 << 20 };
 static const int64_t LOOK_NS = 25000000;        /* between two looks at the limits */
 static const int64_t DONE_NS = 1000000000;      /* how long an answer that has said [DONE] may take to end */
 
@@ -83,8 +83,22 @@ static int on_timer(CURLM *multi, long timeout_ms, void *self) {
     return 0;
 }
 
+/* libcurl looks at the file when it connects: of each request it would say what can be said before the first. */
+static cedar_status check_ca_file(const char *path, cedar_err *err) {
+    char *text;
+    size_t bytes;
+    cedar_status st = cedar_file_read(path, CA_BYTES_MAX, &text, &bytes, err);
+    if (st) return cedar_fail_in(err, st, "http_ca_file");
+    bool any = strstr(text, "CERTIFICATE-----") != NULL;
+    cedar_free(text);
+    if (any) return CEDAR_OK;
+    return cedar_fail(err, CEDAR_E_FORMAT, "http_ca_file: %.200s has no certificate in PEM form, which begins with "
+                      "-----BEGIN CERTIFICATE-----", path);
+}
+
 cedar_status cedar_http_new(const cedar_http_opts *opts, cedar_http **out, cedar_err *err) {
     cedar_status st = cedar_files_allow(opts->streams_max, "http_concurrent_max", err);
+    if (!st && opts->ca_file) st = check_ca_file(opts->ca_file, err);
     if (st) return st;
     if (curl_global_init(CURL_GLOBAL_DEFAULT)) return cedar_fail(err, CEDAR_E_OOM, "libcurl does not start");
     cedar_http *c = cedar_calloc(1, sizeof *c);
@@ -320,7 +334,7 @@ cedar_status cedar_http_url(const char *url, size_t bytes) {
 }
 
 /* What all transfers have in common. */
-static void set_common(CURL *easy, const char *url, int64_t connect_ns) {
+static void set_common(CURL *easy, const char *url, const char *ca_file, int64_t connect_ns) {
     curl_easy_setopt(easy, CURLOPT_URL, url);
     curl_easy_setopt(easy, CURLOPT_PROTOCOLS_STR, "http,https");
     curl_easy_setopt(easy, CURLOPT_HTTP_VERSION, (long)CURL_HTTP_VERSION_1_1);
@@ -328,11 +342,14 @@ static void set_common(CURL *easy, const char *url, int64_t connect_ns) {
     curl_easy_setopt(easy, CURLOPT_PROXY, "");
     curl_easy_setopt(easy, CURLOPT_TCP_NODELAY, 1L);
     if (connect_ns) curl_easy_setopt(easy, CURLOPT_CONNECTTIMEOUT_MS, (long)(connect_ns / 1000000));
+    if (!ca_file) return;
+    curl_easy_setopt(easy, CURLOPT_CAINFO, ca_file);
+    curl_easy_setopt(easy, CURLOPT_CAPATH, NULL);       /* else the system's stay beside those of the file */
 }
 
 static void set_options(call *q, const char *url) {
     curl_easy_reset(q->easy);
-    set_common(q->easy, url, q->client->opts.connect_ns);
+    set_common(q->easy, url, q->client->opts.ca_file, q->client->opts.connect_ns);
     curl_easy_setopt(q->easy, CURLOPT_POSTFIELDSIZE_LARGE, (curl_off_t)q->body_bytes);
     curl_easy_setopt(q->easy, CURLOPT_POSTFIELDS, q->body);
     curl_easy_setopt(q->easy, CURLOPT_HTTPHEADER, q->headers);
@@ -410,19 +427,42 @@ static void judge_stream(call *q) {
     else if (!a->usage) say(q, CEDAR_HTTP_NO_USAGE, "the answer came without usage, so its tokens cannot be counted");
 }
 
+/* What would help TLS, NULL when it is not TLS that failed. */
+static const char *tls_advice(CURLcode code) {
+    switch (code) {
+    case CURLE_PEER_FAILED_VERIFICATION:
+        return "the certificate must name the URL's host, be in date, and come from an authority of the system or of "
+               "http_ca_file";
+    case CURLE_SSL_CACERT_BADFILE:
+        return "authorities are those of http_ca_file, else of the system (package ca-certificates)";
+    case CURLE_SSL_CONNECT_ERROR: return "is it https that this port speaks?";
+    default: return NULL;
+    }
+}
+
+/* libcurl's reason; about TLS that is in the words of the TLS library. */
+static void explain(const call *q, CURLcode code, char out[CEDAR_HTTP_ERROR_BYTES]) {
+    const char *why = *q->curl_error ? q->curl_error : curl_easy_strerror(code), *advice = tls_advice(code);
+    if (advice) snprintf(out, CEDAR_HTTP_ERROR_BYTES, "TLS: %.150s; %s", why, advice);
+    else snprintf(out, CEDAR_HTTP_ERROR_BYTES, "%.200s", why);
+}
+
 static void judge_transfer(call *q, CURLcode code) {
-    const char *why = *q->curl_error ? q->curl_error : curl_easy_strerror(code);
+    char why[CEDAR_HTTP_ERROR_BYTES];
+    explain(q, code, why);
     switch (code) {
     case CURLE_COULDNT_RESOLVE_HOST:
     case CURLE_COULDNT_CONNECT:
-    case CURLE_OPERATION_TIMEDOUT:
     case CURLE_SSL_CONNECT_ERROR:
     case CURLE_SSL_CACERT_BADFILE:
     case CURLE_SSL_CERTPROBLEM:
     case CURLE_SSL_CIPHER:
     case CURLE_SSL_ISSUER_ERROR:
     case CURLE_SSL_INVALIDCERTSTATUS:
-    case CURLE_PEER_FAILED_VERIFICATION: say(q, CEDAR_HTTP_CONNECT, "no connection: %.200s", why); break;
+    case CURLE_PEER_FAILED_VERIFICATION: say(q, CEDAR_HTTP_CONNECT, "no connection: %.300s", why); break;
+    case CURLE_OPERATION_TIMEDOUT:
+        say(q, CEDAR_HTTP_CONNECT, "no connection within http_connect_s, the handshake of TLS included: %.200s", why);
+        break;
     case CURLE_WEIRD_SERVER_REPLY:
     case CURLE_UNSUPPORTED_PROTOCOL:
     case CURLE_BAD_CONTENT_ENCODING: say(q, CEDAR_HTTP_MALFORMED, "not HTTP: %.200s", why); break;
@@ -585,7 +625,8 @@ cedar_status cedar_http_get(const cedar_http *c, const char *url, size_t bytes_m
         curl_easy_cleanup(q.easy);
         return cedar_fail(err, CEDAR_E_OOM, "no memory for %s", url);
     }
-    set_common(q.easy, url, timeout_ns);
+    set_common(q.easy, url, c->opts.ca_file, timeout_ns);
+    curl_easy_setopt(q.easy, CURLOPT_ERRORBUFFER, q.curl_error);
     curl_easy_setopt(q.easy, CURLOPT_TIMEOUT_MS, (long)(timeout_ns / 1000000));
     curl_easy_setopt(q.easy, CURLOPT_HTTPHEADER, q.headers);
     curl_easy_setopt(q.easy, CURLOPT_WRITEFUNCTION, on_document);
@@ -602,5 +643,7 @@ cedar_status cedar_http_get(const cedar_http *c, const char *url, size_t bytes_m
     }
     cedar_free(d.text);
     if (code == CURLE_OK) return cedar_fail(err, CEDAR_E_IO, "GET %.200s: HTTP status %ld", url, status);
-    return cedar_fail(err, CEDAR_E_IO, "GET %.200s: %s", url, curl_easy_strerror(code));
+    char why[CEDAR_HTTP_ERROR_BYTES];
+    explain(&q, code, why);
+    return cedar_fail(err, CEDAR_E_IO, "GET %.120s: %s", url, why);
 }

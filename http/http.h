@@ -2,7 +2,7 @@
  *
  * What is measured: monotonic nanoseconds (base/clock.h) at the start of a request, at its first and last content, and
  * at its end. Content is any text that the model made: content, reasoning, reasoning_content, text, tool calls.
- * Nothing is sent twice, nothing is redirected, no proxy of the environment is used.
+ * Nothing is sent twice, nothing is redirected, no proxy of the environment is used, no certificate goes unchecked.
  *
  * Ownership   Said at each function. The key is copied and appears in no message.
  * Threads     One thread per client.
@@ -43,13 +43,15 @@ enum { CEDAR_HTTP_EVENT_BYTES_MAX = 1 << 20, CEDAR_HTTP_ERROR_BYTES = 320 };
 
 typedef struct cedar_http_opts {
     const char *key;            /* sent as "Authorization: Bearer KEY"; NULL: none */
+    const char *ca_file;        /* PEM: whom https trusts in place of the system's authorities; NULL: those. Borrowed */
     uint32_t streams_max;       /* requests at one time, for the number of open files; 0: nobody knows */
     int64_t connect_ns, first_ns, stall_ns, total_ns;   /* limits, 0 = none; kept within 50 ms */
 } cedar_http_opts;
 
 typedef struct cedar_http cedar_http;
 
-/* CEDAR_E_UNSUPPORTED: the system does not allow so many open files. */
+/* CEDAR_E_UNSUPPORTED: the system does not allow so many open files. CEDAR_E_IO, CEDAR_E_FORMAT: ca_file cannot be
+ * read, or has no certificate. */
 cedar_status cedar_http_new(const cedar_http_opts *opts, cedar_http **out, cedar_err *err) CEDAR_USE_RESULT;
 void cedar_http_free(cedar_http *c);    /* gives up what is on its way */
 

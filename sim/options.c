@@ -152,6 +152,9 @@ static const cedar_opt_info table[] = {
       "prompts are lists of token ids below this (completions); 0 = prompts are text", AT(http_vocab) },
     { "http_key", CEDAR_OPT_STRING, "", 0, 0, NULL,
       "where the API key is, never the key itself: env:NAME or file:PATH", AT(http_key) },
+    { "http_ca_file", CEDAR_OPT_STRING, "", 0, 0, NULL,
+      "PEM file of the authorities that https endpoints must be certified by; empty = the system's",
+      AT(http_ca_file) },
     { "http_body", CEDAR_OPT_STRING, "", 0, 0, NULL, "JSON object whose members join the body of every request",
       AT(http_body) },
     { "http_ignore_eos", CEDAR_OPT_BOOL, "true", 0, 0, NULL,
@@ -806,6 +809,9 @@ static cedar_status check_http(const cedar_run_opts *o, cedar_err *err) {
                           (long long)o->http_vocab);
     cedar_status st = check_http_only(o, err);
     if (!st) st = check_endpoints(o->endpoints, err);
+    if (!st && *o->http_ca_file && !strcasestr(o->endpoints, "https://"))
+        st = cedar_fail(err, CEDAR_E_ARG, "http_ca_file needs an endpoint that begins with https://; no other shows a "
+                        "certificate");
     return st ? st : check_headers(o->http_session_headers, err);
 }
 

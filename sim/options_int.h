@@ -112,6 +112,7 @@ struct cedar_run_opts {
     cedar_http_api http_api;
     int64_t http_vocab;             /* 0 = prompts are text */
     const char *http_key;           /* where the key is, never the key */
+    const char *http_ca_file;       /* "" = the system's authorities */
     const char *http_body;          /* JSON object, "" = none */
     bool http_ignore_eos;
     const char *http_session_headers;   /* names, comma separated */

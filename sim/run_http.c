@@ -117,6 +117,7 @@ static cedar_status open_client(run_http *h, cedar_err *err) {
     cedar_status st = cedar_http_key(o->http_key, &key, err);
     if (st) return st;
     c.key = key;
+    c.ca_file = *o->http_ca_file ? o->http_ca_file : NULL;
     st = cedar_http_new(&c, &h->client, err);
     if (key) explicit_bzero(key, strlen(key));
     cedar_free(key);
@@ -322,7 +323,7 @@ static cedar_status check_completed(const run_http *h, cedar_err *err) {
     const run *r = h->r;
     if (r->completed || !h->first_class_count) return CEDAR_OK;
     return cedar_fail(err, CEDAR_E_IO, "no request completed at %.120s: %" PRIu64 " failed, %" PRIu64 " of them of "
-                      "class %s, for example: %.200s", r->opts->endpoints, r->failed, h->first_class_count,
+                      "class %s, for example: %.300s", r->opts->endpoints, r->failed, h->first_class_count,
                       cedar_http_class_name(h->first_class), h->first_error);
 }
 

@@ -38,6 +38,7 @@ typedef enum fault {
     FAULT_GOOD_COUNT,       /* those before are no failures */
     FAULT_RESET = FAULT_GOOD_COUNT,
     FAULT_CLOSE,            /* ends the connection in the middle */
+    FAULT_UNFRAMED,         /* the same where nothing but that end says how long the answer is */
     FAULT_STALL,            /* nothing more after the second event */
     FAULT_SILENT,           /* nothing at all */
     FAULT_ENDLESS,          /* drips for ever */
@@ -62,10 +63,10 @@ typedef enum fault {
 static const char *const fault_class[FAULT_COUNT] = {
     [FAULT_NONE] = "", [FAULT_SPLIT] = "", [FAULT_DRIP] = "", [FAULT_REASONING] = "", [FAULT_MULTI] = "",
     [FAULT_EMPTY_DELTAS] = "", [FAULT_NO_CONTENT] = "", [FAULT_EARLY_STOP] = "", [FAULT_LONG_EVENT] = "",
-    [FAULT_DONE_HANG] = "", [FAULT_RESET] = "reset", [FAULT_CLOSE] = "reset", [FAULT_STALL] = "stall_timeout",
-    [FAULT_SILENT] = "first_timeout", [FAULT_ENDLESS] = "total_timeout", [FAULT_MALFORMED] = "malformed",
-    [FAULT_HUGE] = "too_long", [FAULT_NOT_STREAM] = "malformed", [FAULT_GARBAGE] = "malformed",
-    [FAULT_COMPRESSED] = "malformed", [FAULT_302] = "http_4xx",
+    [FAULT_DONE_HANG] = "", [FAULT_RESET] = "reset", [FAULT_CLOSE] = "reset", [FAULT_UNFRAMED] = "ended_early",
+    [FAULT_STALL] = "stall_timeout", [FAULT_SILENT] = "first_timeout", [FAULT_ENDLESS] = "total_timeout",
+    [FAULT_MALFORMED] = "malformed", [FAULT_HUGE] = "too_long", [FAULT_NOT_STREAM] = "malformed",
+    [FAULT_GARBAGE] = "malformed", [FAULT_COMPRESSED] = "malformed", [FAULT_302] = "http_4xx",
     [FAULT_400] = "http_4xx", [FAULT_400_EMPTY] = "http_4xx", [FAULT_OVERFLOW] = "context_overflow",
     [FAULT_429] = "http_429", [FAULT_503] = "http_5xx", [FAULT_NO_USAGE] = "no_usage", [FAULT_NO_DONE] = "ended_early",
     [FAULT_STREAM_ERROR] = "stream_error" };
@@ -81,6 +82,8 @@ typedef struct seen {
     int64_t got_ns, first_ns, last_ns;      /* request complete; first and last event with content sent, 0 = none */
 } seen;
 
+enum { TLS_HANDSHAKE = 22 };                /* first byte of a client that wants TLS */
+
 typedef enum ending { END_KEEP, END_CLOSE, END_RESET, END_HANG } ending;
 
 typedef struct connection {
@@ -90,7 +93,7 @@ typedef struct connection {
     size_t first_at, last_at;               /* ends of the first and last event with content in out, 0 = none */
     int64_t due_ns, pause_ns;               /* between pieces */
     ending end;
-    bool answering;
+    bool answering, unframed;               /* unframed: the answer has no chunks */
     size_t seen;                            /* number in the log, SIZE_MAX = of none */
     size_t at;                              /* place in the list */
 } connection;
@@ -106,11 +109,14 @@ typedef struct fault_server {
     fault random_last;                      /* FAULT_COUNT: all but FAULT_ENDLESS */
     int64_t drip_ns;                        /* pause of FAULT_DRIP, and in front of the first event of all */
     bool keep_bodies;
+    const char *elsewhere;                  /* where FAULT_302 points; NULL: nobody listens there */
+    ending hello;                           /* what a client gets that begins with TLS; END_KEEP: a 400 and the end */
     connection **list;
     size_t count, room;
     seen *log;
     size_t logged, log_room;
     uint32_t answering, answering_max;
+    uint32_t taken;                         /* connections */
 } fault_server;
 
 static void server_check(bool ok, const char *what) {
@@ -140,9 +146,9 @@ static void out_format(connection *c, const char *fmt, ...) {
 }
 
 static void out_chunk(connection *c, const char *bytes, size_t n) {
-    out_format(c, "%zx\r\n", n);
+    if (!c->unframed) out_format(c, "%zx\r\n", n);
     out_bytes(c, bytes, n);
-    out_bytes(c, "\r\n", 2);
+    if (!c->unframed) out_bytes(c, "\r\n", 2);
 }
 
 static void out_event(connection *c, bool content, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
@@ -230,6 +236,7 @@ static void put_split(connection *c, const seen *s) {
 
 static void make_answer(const fault_server *v, connection *c, const seen *s) {
     static const char json[] = "Content-Type: application/json\r\n";
+    char location[128];
     c->piece = SIZE_MAX;
     c->pause_ns = 0;
     c->end = END_KEEP;
@@ -243,7 +250,11 @@ static void make_answer(const fault_server *v, connection *c, const seen *s) {
     case FAULT_COMPRESSED:
         out_status(c, "200 OK", "Content-Type: text/event-stream\r\nContent-Encoding: gzip\r\n", "\x1f\x8b\n\nwhat");
         return;
-    case FAULT_302: out_status(c, "302 Found", "Location: http://127.0.0.1:1/v1/completions\r\n", ""); return;
+    case FAULT_302:
+        snprintf(location, sizeof location, "Location: %s/v1/completions\r\n",
+                 v->elsewhere ? v->elsewhere : "http://127.0.0.1:1");
+        out_status(c, "302 Found", location, "");
+        return;
     case FAULT_400_EMPTY: out_status(c, "400 Bad Request", "", ""); return;
     case FAULT_OVERFLOW:
         out_status(c, "400 Bad Request", json, "{\"object\":\"error\",\"message\":\"This model's maximum context "
@@ -254,8 +265,9 @@ static void make_answer(const fault_server *v, connection *c, const seen *s) {
     case FAULT_NOT_STREAM: out_status(c, "200 OK", json, "{\"choices\":[{\"text\":\"all at once\"}]}"); return;
     default: break;
     }
-    out_format(c, "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\n"
-               "Transfer-Encoding: chunked\r\n\r\n");
+    c->unframed = s->what == FAULT_UNFRAMED;
+    out_format(c, "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\n%s\r\n",
+               c->unframed ? "Connection: close\r\n" : "Transfer-Encoding: chunked\r\n");
     switch (s->what) {
     case FAULT_SPLIT: put_split(c, s); c->piece = 1; break;
     case FAULT_LONG_EVENT: put_long(c, 300000); put_usage(c, s, s->max_tokens); break;
@@ -267,13 +279,14 @@ static void make_answer(const fault_server *v, connection *c, const seen *s) {
         break;
     case FAULT_RESET:
     case FAULT_CLOSE:
+    case FAULT_UNFRAMED:
     case FAULT_STALL: put_content(c, s, "content", "a"); put_content(c, s, "content", "b"); break;
     case FAULT_NO_DONE: put_content(c, s, "content", "a"); break;
     case FAULT_ENDLESS: for (int i = 0; i < 10000; i++) put_content(c, s, "content", "a"); break;
     default: put_answer(c, s);
     }
     if (s->what == FAULT_RESET) c->end = END_RESET;
-    else if (s->what == FAULT_CLOSE) c->end = END_CLOSE;
+    else if (s->what == FAULT_CLOSE || c->unframed) c->end = END_CLOSE;
     else if (s->what == FAULT_STALL) c->end = END_HANG;
     else if (s->what == FAULT_NO_DONE) out_bytes(c, "0\r\n\r\n", 5);
     else put_end(c);
@@ -405,6 +418,15 @@ static void go_on(fault_server *v, connection *c, int64_t now) {
     else drop(v, c, c->end == END_RESET);
 }
 
+/* A client that wants TLS, which this server has not. Frees c, unless the client is left to wait. */
+static void turn_away(fault_server *v, connection *c) {
+    static const char bad[] = "HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
+    c->in_bytes = 0;
+    if (v->hello == END_HANG) return;
+    if (v->hello == END_KEEP) server_check(send(c->fd, bad, sizeof bad - 1, MSG_NOSIGNAL) > 0, "send");
+    drop(v, c, v->hello == END_RESET);
+}
+
 static void read_more(fault_server *v, connection *c) {
     for (;;) {
         if (c->in_room - c->in_bytes < 4097) {
@@ -421,12 +443,14 @@ static void read_more(fault_server *v, connection *c) {
         c->in_bytes += (size_t)n;
         c->in[c->in_bytes] = 0;
     }
-    look_for_request(v, c);
+    if (c->in_bytes && c->in[0] == TLS_HANDSHAKE) turn_away(v, c);
+    else look_for_request(v, c);
 }
 
 static void take_connections(fault_server *v) {
     for (int fd; (fd = accept4(v->listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC)) >= 0;) {
         int on = 1;
+        v->taken++;
         setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
         if (v->count == v->room) {
             v->room = v->room ? 2 * v->room : 64;

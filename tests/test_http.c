@@ -1,8 +1,10 @@
-/* Runs at HTTP endpoints: the event stream, the faults, the rules of spec/agentx.md sections 1.5 and 6, many streams.
- * The other side is tests/fault_server.h, which says what it did. */
+/* Runs at HTTP endpoints: the event stream, the faults, the rules of spec/agentx.md sections 1.5 and 6, TLS, many
+ * streams. The other side is tests/fault_server.h, which says what it did; tests/tls_front.py puts TLS in front. */
 #include <check.h>
+#include <spawn.h>
 #include <sqlite3.h>
 #include <sys/syscall.h>
+#include <sys/wait.h>
 #include <time.h>
 
 #include "base/mem.h"
@@ -406,10 +408,9 @@ static cedar_status play(const char *trace, const char *endpoints, const char *s
     return st;
 }
 
-/* Plays against a started server, stops it, and checks what holds for every run. */
-static void play_at(fault_server *v, const char *trace, const char *settings, rows *x, cedar_run_result *out) {
-    char url[64];
-    snprintf(url, sizeof url, "http://127.0.0.1:%d", v->port);
+/* Plays at a URL that leads to a started server, stops it, and checks what holds for every run. */
+static void play_url(fault_server *v, const char *url, const char *trace, const char *settings, rows *x,
+                     cedar_run_result *out) {
     cedar_err err = { 0 };
     cedar_status st = play(trace, url, settings, x, out, &err);
     server_stop(v);
@@ -426,6 +427,12 @@ static void play_at(fault_server *v, const char *trace, const char *settings, ro
         ck_assert(!*r->error == !*x->http[i].error_class);
         if (*r->error) ck_assert_uint_eq(r->in_tokens, x->http[i].in_asked);
     }
+}
+
+static void play_at(fault_server *v, const char *trace, const char *settings, rows *x, cedar_run_result *out) {
+    char url[64];
+    snprintf(url, sizeof url, "http://127.0.0.1:%d", v->port);
+    play_url(v, url, trace, settings, x, out);
 }
 
 START_TEST(a_run_of_token_ids) {
@@ -839,6 +846,243 @@ START_TEST(sessions_are_sticky) {
 }
 END_TEST
 
+/* --- TLS ---------------------------------------------------------------------------------------------------------- */
+
+/* tests/tls_front.py in front of a server. */
+typedef struct front {
+    pid_t pid;
+    FILE *said;
+    int port;
+    unsigned used, refused;                 /* connections, when it has been stopped */
+} front;
+
+static char certificates[] = "/tmp/cedar-tls-XXXXXX";
+
+static void make_certificates(void) {
+    char command[64];
+    ck_assert_ptr_nonnull(mkdtemp(certificates));
+    snprintf(command, sizeof command, "tests/tls_front.py %s", certificates);
+    ck_assert_int_eq(system(command), 0);
+}
+
+static void drop_certificates(void) {
+    char command[64];
+    snprintf(command, sizeof command, "rm -r %s", certificates);
+    ck_assert_int_eq(system(command), 0);
+}
+
+/* shown: name of the certificate. */
+static void front_start(front *f, const char *shown, int port_behind) {
+    char path[] = "tests/tls_front.py", name[16], port[16];
+    snprintf(name, sizeof name, "%s", shown);
+    snprintf(port, sizeof port, "%d", port_behind);
+    char *args[] = { path, certificates, name, port, NULL };
+    int ends[2];
+    posix_spawn_file_actions_t files;
+    ck_assert_int_eq(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends), 0);
+    posix_spawn_file_actions_init(&files);
+    posix_spawn_file_actions_adddup2(&files, ends[1], 0);
+    posix_spawn_file_actions_adddup2(&files, ends[1], 1);
+    ck_assert_int_eq(posix_spawn(&f->pid, path, &files, NULL, args, environ), 0);
+    posix_spawn_file_actions_destroy(&files);
+    close(ends[1]);
+    f->said = fdopen(ends[0], "r");
+    ck_assert_int_eq(fscanf(f->said, "%d", &f->port), 1);
+    ck_assert_int_eq(fgetc(f->said), '\n');
+}
+
+static void front_stop(front *f) {
+    char line[16];
+    shutdown(fileno(f->said), SHUT_WR);
+    while (fgets(line, sizeof line, f->said)) {
+        f->used += strcmp(line, "used\n") == 0;
+        f->refused += strcmp(line, "refused\n") == 0;
+    }
+    fclose(f->said);
+    ck_assert_int_eq(waitpid(f->pid, NULL, 0), f->pid);
+}
+
+/* Streams arrive as they are sent, faults are what they are without TLS, and nothing is sent twice. Trusted is the
+ * authority, or the endpoint's certificate itself. An end without TLS's goodbye, where nothing else says how long the
+ * answer is, is a good one for libcurl 7.88, so that the stream has to say that it is none; 8.14 calls it an error. */
+START_TEST(https_is_as_http) {
+    static const fault script[] = { FAULT_NONE, FAULT_DRIP, FAULT_SPLIT, FAULT_LONG_EVENT, FAULT_RESET, FAULT_NONE,
+                                    FAULT_CLOSE, FAULT_UNFRAMED, FAULT_400, FAULT_NONE };
+    enum { COUNT = sizeof script / sizeof *script };
+    char *trace = make_traces(1, COUNT, 10), url[64], settings[256];
+    fault_server v = { .script = script, .script_count = COUNT, .drip_ns = 20000000 };
+    front f = { 0 };
+    rows x = { 0 };
+    cedar_run_result r;
+    setenv("CEDAR_TEST_KEY", "sk-secret", 1);
+    server_start(&v);
+    front_start(&f, "good", v.port);
+    snprintf(url, sizeof url, "https://127.0.0.1:%d", f.port);
+    snprintf(settings, sizeof settings, "lanes=1 http_api=completions think_cap_s=0 http_metrics=true "
+             "http_key=env:CEDAR_TEST_KEY http_ca_file=%s/%s.pem", certificates, _i ? "good" : "authority");
+    play_url(&v, url, trace, settings, &x, &r);
+    front_stop(&f);
+    ck_assert_str_eq(x.status, "finished");
+    ck_assert_uint_eq(x.count, COUNT);
+    ck_assert_uint_eq(v.logged, COUNT);
+    ck_assert_uint_eq(x.metrics, 4);
+    for (size_t i = 0; i < COUNT; i++) {
+        const char *class_ = x.http[i].error_class;
+        bool noticed = script[i] == FAULT_UNFRAMED && strcmp(class_, "reset") == 0;
+        ck_assert_msg(noticed || strcmp(class_, fault_class[script[i]]) == 0, "%zu: class %s: %s", i, class_,
+                      x.requests[i].error);
+        ck_assert_str_eq(v.log[i].key, "Bearer sk-secret");
+    }
+    ck_assert_int_ge(x.requests[1].first_ns - x.requests[1].admit_ns, v.drip_ns);
+    ck_assert_int_ge(x.requests[1].last_ns - x.requests[1].first_ns, v.drip_ns * 3);
+    ck_assert_uint_eq(f.used, 2 + 4);           /* of the metrics; of requests, anew behind each that was cut */
+    ck_assert_uint_eq(f.refused, 0);
+    drop_traces(trace);
+    rows_free(&x);
+    server_forget(&v);
+}
+END_TEST
+
+/* Two requests that must fail without a connection; the run's error is in `failure`. */
+static void fail_to_connect(const char *url, const char *settings) {
+    char *trace = make_traces(1, 2, 3);
+    rows x = { 0 };
+    cedar_run_result r;
+    failure = (cedar_err){ 0 };
+    ck_assert_int_eq(play(trace, url, settings, &x, &r, &failure), CEDAR_E_IO);
+    ck_assert_ptr_nonnull(strstr(failure.msg, "2 failed, 2 of them of class connect, for example: no connection"));
+    ck_assert_uint_eq(x.count, 2);
+    for (size_t i = 0; i < 2; i++) ck_assert_str_eq(x.http[i].error_class, "connect");
+    rows_free(&x);
+    drop_traces(trace);
+}
+
+/* The same before a run that reads the endpoint's metrics. */
+static void fail_metrics(const char *url, const char *settings) {
+    char *trace = make_traces(1, 1, 1), with_metrics[300];
+    rows x = { 0 };
+    cedar_run_result r;
+    failure = (cedar_err){ 0 };
+    snprintf(with_metrics, sizeof with_metrics, "%s http_metrics=true", settings);
+    ck_assert_int_eq(play(trace, url, with_metrics, &x, &r, &failure), CEDAR_E_IO);
+    ck_assert_uint_eq(x.count, 0);
+    rows_free(&x);
+    drop_traces(trace);
+}
+
+static void says_certificate(const char *message, const char *reason) {
+    const char *const parts[] = { "TLS: ", reason, "certificate must", "http_ca_file" };
+    for (size_t i = 0; i < 4; i++) ck_assert_msg(strstr(message, parts[i]) != NULL, "%s", message);
+}
+
+/* Nothing is sent to an endpoint whose certificate is not good, and the environment does not make it good. */
+START_TEST(certificates_are_checked) {
+    static const struct { const char *shown, *trusted, *host, *reason; } bad[] = {
+        { "good", NULL, "127.0.0.1", "issuer" }, { "good", "other", "127.0.0.1", "issuer" },
+        { "good", "authority", "localhost", "subject name" }, { "expired", "authority", "127.0.0.1", "expired" } };
+    char url[64], settings[256] = "think_cap_s=0", authority[64];
+    fault_server v = { 0 };
+    front f = { 0 };
+    snprintf(authority, sizeof authority, "%s/authority.pem", certificates);
+    setenv("SSL_CERT_FILE", authority, 1);
+    setenv("CURL_CA_BUNDLE", authority, 1);
+    server_start(&v);
+    front_start(&f, bad[_i].shown, v.port);
+    snprintf(url, sizeof url, "https://%s:%d", bad[_i].host, f.port);
+    if (bad[_i].trusted)
+        snprintf(settings, sizeof settings, "think_cap_s=0 http_ca_file=%s/%s.pem", certificates, bad[_i].trusted);
+    fail_to_connect(url, settings);
+    says_certificate(failure.msg, bad[_i].reason);
+    fail_metrics(url, settings);
+    says_certificate(failure.msg, bad[_i].reason);
+    front_stop(&f);
+    server_stop(&v);
+    ck_assert_uint_eq(v.logged, 0);
+    ck_assert_uint_eq(f.used, 0);
+    ck_assert_uint_eq(f.refused, 2 + 1);
+    server_forget(&v);
+}
+END_TEST
+
+/* A server without TLS, and handshakes that are cut or never end: once for each request, and not without TLS then. */
+START_TEST(https_needs_tls) {
+    fault_server v = { .hello = (ending)_i };
+    char url[64];
+    server_start(&v);
+    snprintf(url, sizeof url, "https://127.0.0.1:%d", v.port);
+    fail_to_connect(url, "think_cap_s=0 http_connect_s=0.3");
+    ck_assert_msg(strstr(failure.msg, "TLS") != NULL, "%s", failure.msg);
+    server_stop(&v);
+    ck_assert_uint_eq(v.taken, 2);
+    ck_assert_uint_eq(v.logged, 0);
+    server_forget(&v);
+}
+END_TEST
+
+START_TEST(https_is_not_redirected) {
+    static const fault script[] = { FAULT_302, FAULT_NONE };
+    char *trace = make_traces(1, 2, 3), url[64], elsewhere[64], settings[256];
+    fault_server v = { .script = script, .script_count = 2, .elsewhere = elsewhere }, w = { 0 };
+    front f = { 0 };
+    rows x = { 0 };
+    cedar_run_result r;
+    server_start(&w);
+    snprintf(elsewhere, sizeof elsewhere, "http://127.0.0.1:%d", w.port);
+    server_start(&v);
+    front_start(&f, "good", v.port);
+    snprintf(url, sizeof url, "https://127.0.0.1:%d", f.port);
+    snprintf(settings, sizeof settings, "lanes=1 think_cap_s=0 http_ca_file=%s/authority.pem", certificates);
+    play_url(&v, url, trace, settings, &x, &r);
+    front_stop(&f);
+    server_stop(&w);
+    ck_assert_str_eq(x.http[0].error_class, "http_4xx");
+    ck_assert_int_eq(x.http[0].status, 302);
+    ck_assert_str_eq(x.http[1].error_class, "");
+    ck_assert_uint_eq(w.taken, 0);
+    drop_traces(trace);
+    rows_free(&x);
+    server_forget(&v);
+    server_forget(&w);
+}
+END_TEST
+
+/* What can be said of http_ca_file before the first request is said then. */
+START_TEST(authorities_must_be_there) {
+    static const struct { const char *file; cedar_status status; } bad[] = { { "none.pem", CEDAR_E_IO },
+                                                                             { "server.key", CEDAR_E_FORMAT } };
+    char *trace = make_traces(1, 1, 1), settings[256];
+    for (size_t i = 0; i < 2; i++) {
+        rows x = { 0 };
+        cedar_run_result r;
+        cedar_err err = { 0 };
+        snprintf(settings, sizeof settings, "http_ca_file=%s/%s", certificates, bad[i].file);
+        ck_assert_int_eq(play(trace, "https://127.0.0.1:1", settings, &x, &r, &err), bad[i].status);
+        ck_assert_msg(strstr(err.msg, "http_ca_file: ") && strstr(err.msg, bad[i].file), "%s", err.msg);
+        ck_assert_uint_eq(x.count, 0);
+        rows_free(&x);
+    }
+    drop_traces(trace);
+}
+END_TEST
+
+START_TEST(authorities_must_be_whole) {
+    char settings[256], url[64], path[64];
+    fault_server v = { 0 };
+    snprintf(path, sizeof path, "%s/broken.pem", certificates);
+    FILE *broken = fopen(path, "w");
+    ck_assert_ptr_nonnull(broken);
+    fputs("-----BEGIN CERTIFICATE-----\nhalf of\n", broken);
+    fclose(broken);
+    server_start(&v);
+    snprintf(url, sizeof url, "https://127.0.0.1:%d", v.port);
+    snprintf(settings, sizeof settings, "think_cap_s=0 http_ca_file=%s", path);
+    fail_to_connect(url, settings);
+    ck_assert_msg(strstr(failure.msg, "TLS: ") && strstr(failure.msg, "broken.pem"), "%s", failure.msg);
+    server_stop(&v);
+    server_forget(&v);
+}
+END_TEST
+
 /* --- all at once, into a database --------------------------------------------------------------------------------- */
 
 static int64_t number_of(sqlite3 *db, const char *sql) {
@@ -962,7 +1206,7 @@ START_TEST(what_cannot_be_honoured_is_refused) {
         { "http_session_headers=a,b,c,d,e,f,g,h,i,j,k,l,m,n,o,p", "http_session_headers" },
         { "http_session_headers=a23456789-b23456789-c23456789-d23456789-e23456789-f23456789-g23456789-h23456789-x",
           "http_session_headers" },
-        { "floor_mode=admit floor_tok_s_user=10", "floor_mode" } };
+        { "http_ca_file=ca.pem", "https" }, { "floor_mode=admit floor_tok_s_user=10", "floor_mode" } };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         cedar_run_opts *o = make_opts("traces", "http://127.0.0.1:1", bad[i].settings);
         cedar_err err = { 0 };
@@ -1022,8 +1266,9 @@ END_TEST
 int main(void) {
     signal(SIGPIPE, SIG_IGN);
     Suite *s = suite_create("http");
-    TCase *t = tcase_create("http"), *slow = tcase_create("slow");
+    TCase *t = tcase_create("http"), *tls = tcase_create("tls"), *slow = tcase_create("slow");
     tcase_set_timeout(t, 120);
+    tcase_set_timeout(tls, 60);
     tcase_set_timeout(slow, 300);
     tcase_add_loop_test(t, events_do_not_depend_on_packets, 0, sizeof streams / sizeof *streams);
 #ifndef CEDAR_SANITIZED
@@ -1054,10 +1299,18 @@ int main(void) {
     tcase_add_test(t, what_cannot_be_honoured_is_refused);
     tcase_add_test(t, the_backend_brings_its_clock);
     tcase_add_test(t, bad_bodies_are_refused);
+    tcase_add_unchecked_fixture(tls, make_certificates, drop_certificates);
+    tcase_add_loop_test(tls, https_is_as_http, 0, 2);
+    tcase_add_loop_test(tls, certificates_are_checked, 0, 4);
+    tcase_add_loop_test(tls, https_needs_tls, END_KEEP, END_HANG + 1);
+    tcase_add_test(tls, https_is_not_redirected);
+    tcase_add_test(tls, authorities_must_be_there);
+    tcase_add_test(tls, authorities_must_be_whole);
     tcase_add_loop_test(slow, every_request_is_accounted_for, 1, 2);
     tcase_add_loop_test(slow, many_streams, 1, 2);
     tcase_set_tags(slow, "slow");
     suite_add_tcase(s, t);
+    suite_add_tcase(s, tls);
     suite_add_tcase(s, slow);
     SRunner *r = srunner_create(s);
     srunner_run_all(r, CK_NORMAL);

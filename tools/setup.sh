@@ -58,7 +58,10 @@ look() {
         want libjs-chart.js "charts of the HTML report" has_file /usr/share/javascript/chart.js/chart.min.js ;;
     esac
     case "$needs " in *" test "*)
-        want check "the unit test library" has_library check ;;
+        want check "the unit test library" has_library check
+        want openssl "certificates for the tests of https" has_program openssl
+        want python3 "the TLS side of those tests" has_program python3
+        want ca-certificates "whom https trusts unless told otherwise" has_file /etc/ssl/certs/ca-certificates.crt ;;
     esac
     case "$needs " in *" e2e "*)
         want sqlite3 "the end-to-end tests look into databases" has_program sqlite3 ;;
