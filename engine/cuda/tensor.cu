@@ -110,8 +110,8 @@ static unsigned few_blocks(unsigned tiles, unsigned others, unsigned at_once) {
     return best;
 }
 
-/* The same for experts' pairs. How many of their tiles have any is not known when a step is planned, and blocks of those
- * that have none end at once: so they are as many as a few rounds of what runs at once, and even out. */
+/* The same for experts' pairs. How many of their tiles have any is not known when a step is planned, and blocks of
+ * those that have none end at once: so they are as many as a few rounds of what runs at once, and even out. */
 static unsigned expert_blocks(unsigned tiles, unsigned others, unsigned at_once) {
     enum { ROUNDS = 8 };
     unsigned most = ceil_div((int64_t)ROUNDS * at_once, others);
