@@ -80,9 +80,9 @@ static __device__ __forceinline__ void e2m1_crossed(uint32_t v, const Scale &sca
     f[3] = scaled((w & high) * 0x104u & E2M1_TAKEN);
 }
 
-/* E2M1 codes of weights do not lie in words as they are stored, but so that a few instructions lay pairs out as bf16: the
- * first pair is where it is needed, two are rotated by 3 and 6, and a product puts the bits that were left over to their
- * places. Codes p and p + 4 are pair p. */
+/* E2M1 codes of weights do not lie in words as they are stored, but so that a few instructions lay pairs out as bf16:
+ * the first pair is where it is needed, two are rotated by 3 and 6, and a product puts the bits that were left over to
+ * their places. Codes p and p + 4 are pair p. */
 enum { E2M1_SPREAD_BY = 3 };
 
 /* A word of eight stored codes as decoding wants it. */

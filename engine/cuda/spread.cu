@@ -1,4 +1,4 @@
-/* Codes of FP4 weights, brought into the order in which kernels decode them (pairs.cuh): once, when a model is opened. */
+/* Codes of FP4 weights, brought into the order in which kernels decode them (pairs.cuh), once, when a model opens. */
 #include "engine/cuda/ops.cuh"
 #include "engine/cuda/pairs.cuh"
 
