@@ -376,7 +376,8 @@ static cedar_status make_weight(upload *u, const cedar_tensor_info *t, const ced
         launch_synth(u->recipe, whole, u->scratch, u->scratch + u->whole_data, cedar_tensor_scale_bytes(t), s);
         st = check(keep_slice(u, t, cut, w), "cutting weights", err);
     }
-    return st;
+    cudaError_t e = cudaStreamSynchronize(s);       /* the recipe has been read */
+    return st ? st : check(e, "making weights", err);
 }
 
 static cedar_status copy_weight(upload *u, const cedar_tensor_info *t, const cedar_slice &cut, const dev_weight &w,
@@ -399,8 +400,9 @@ static cedar_status copy_weight(upload *u, const cedar_tensor_info *t, const ced
         st = check(cudaMemcpyAsync((void *)(uintptr_t)w.scale, from_scale, scale, cudaMemcpyHostToDevice,
                                    u->b->stream),
                    "copying scales", err);
+    cudaError_t e = cudaStreamSynchronize(u->b->stream);    /* the copies are done with what is freed */
     cedar_free(own);
-    return st;
+    return st ? st : check(e, "copying weights", err);
 }
 
 static cedar_status upload_visit(void *self, const cedar_tensor_info *t, cedar_err *err) {
@@ -791,6 +793,7 @@ static void tap_pool(cuda_backend *b, int32_t layer, const cedar_step_plan *plan
             }
         b->tap(b->tap_self, CEDAR_TAP_POOL, layer, plan->entries[b->h.entry[row]].seq, b->h.pos[row], mask, visible);
     }
+    meet_looking(b);
     free(blocks);
     free(counts);
     free(mask);
@@ -998,6 +1001,7 @@ template <class A> struct forward {
             for (int x = 0; x < c->head_dim; x++) row[x] = (double)((const real *)host)[(uint64_t)i * c->head_dim + x];
             b->tap(b->tap_self, CEDAR_TAP_LATENT, layer, e->seq, p / ratio, row, (uint32_t)c->head_dim);
         }
+        if (b->tap) meet_looking(b);
         free(host);
         free(row);
     }
