@@ -1753,7 +1753,8 @@ static void cuda_snap_load(void *self, int32_t seq, uint32_t pos, const uint8_t 
 
 static void cuda_tap(void *self, cedar_tap_fn fn, void *tap_self) {
     cuda_backend *b = (cuda_backend *)self;
-    b->tap = fn;
+    /* a rank with a GPU of its own need not stop where rank 0 looks */
+    b->tap = b->rank && b->rank->shard.rank && !b->shared ? NULL : fn;
     b->tap_self = tap_self;
 }
 

@@ -18,9 +18,9 @@ template <class Weights, bool DEEP> struct few_stage {
     };
 };
 
-/* Thread blocks of a multiprocessor. */
+/* Thread blocks of a multiprocessor; two of bf16 weights by four tiles do not fit its shared memory. */
 template <class Weights> static constexpr int few_per_sm(int tiles, bool deep) {
-    return deep ? 1 : tiles > 1 ? 2 : Weights::FEW_PER_SM;
+    return deep || (tiles == 4 && !Weights::SCALED) ? 1 : tiles > 1 ? 2 : Weights::FEW_PER_SM;
 }
 
 /* A value of this lane that stays in a register. Left to itself the compiler works addresses out again in each round
