@@ -341,7 +341,9 @@ static void set_common(CURL *easy, const char *url, const char *ca_file, int64_t
     curl_easy_setopt(easy, CURLOPT_NOSIGNAL, 1L);
     curl_easy_setopt(easy, CURLOPT_PROXY, "");
     curl_easy_setopt(easy, CURLOPT_TCP_NODELAY, 1L);
-    if (connect_ns) curl_easy_setopt(easy, CURLOPT_CONNECTTIMEOUT_MS, (long)(connect_ns / 1000000));
+    /* to libcurl 0 is its own limit of 300 s */
+    long connect_ms = connect_ns ? (long)((connect_ns + 999999) / 1000000) : (long)INT32_MAX;
+    curl_easy_setopt(easy, CURLOPT_CONNECTTIMEOUT_MS, connect_ms);
     if (!ca_file) return;
     curl_easy_setopt(easy, CURLOPT_CAINFO, ca_file);
     curl_easy_setopt(easy, CURLOPT_CAPATH, NULL);       /* else the system's stay beside those of the file */
