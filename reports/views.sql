@@ -830,6 +830,10 @@ said(rank, item, question, answer, basis, section) AS (
            || 'errors do not.', '', 'manifest'
     WHERE EXISTS (SELECT 1 FROM runs WHERE clock <> 'modelled' AND model_origin LIKE 'synthetic%')
           OR EXISTS (SELECT 1 FROM audits WHERE model_origin LIKE 'synthetic%')
+    UNION ALL SELECT 70, 5, 'May these numbers be quoted?',
+           'Measured times are those of the CPU engine on this machine: they compare runs with each other, vary from '
+           || 'run to run, and say nothing about a GPU.', 'measured', 'manifest'
+    WHERE EXISTS (SELECT 1 FROM runs WHERE clock = 'measured' AND backend = 'cpu')
     UNION ALL SELECT 80, MIN(run_id), 'What ran?',
            printf('%d %s of %s (%s), backend %s, %s, up to %d lanes.', COUNT(*),
                   CASE COUNT(*) WHEN 1 THEN 'run' ELSE 'runs' END, model_name, origin,

@@ -6,7 +6,9 @@ header=$1 cc=$2 flags=$3
 
 commit='' dirty=false
 if [ -e .git ] && commit=$(git rev-parse --verify -q HEAD 2>/dev/null); then
-    [ -z "$(git status --porcelain 2>/dev/null | head -n 1)" ] || dirty=true
+    # changes of what is tracked, and sources that are not: a scenario or a database of the user's changes no build
+    [ -z "$(git status --porcelain --untracked-files=no 2>/dev/null
+            git ls-files --others --exclude-standard '*.c' '*.h' '*.cu' '*.cuh' 2>/dev/null)" ] || dirty=true
 else
     commit=''
 fi
