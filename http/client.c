@@ -8,6 +8,7 @@
 #include <string.h>
 #include <strings.h>
 #include <sys/epoll.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/clock.h"
@@ -83,10 +84,15 @@ static int on_timer(CURLM *multi, long timeout_ms, void *self) {
     return 0;
 }
 
-/* libcurl looks at the file when it connects: of each request it would say what can be said before the first. */
+/* libcurl looks at the file when it connects: of each request it would say what can be said before the first. A pipe
+ * would be empty by then, and who opens one waits for its other end. */
 static cedar_status check_ca_file(const char *path, cedar_err *err) {
     char *text;
     size_t bytes;
+    struct stat is;
+    if (!stat(path, &is) && !S_ISREG(is.st_mode))
+        return cedar_fail(err, CEDAR_E_IO, "http_ca_file: %.200s is no regular file, and it is read again for later "
+                          "connections", path);
     cedar_status st = cedar_file_read(path, CA_BYTES_MAX, &text, &bytes, err);
     if (st) return cedar_fail_in(err, st, "http_ca_file");
     bool any = strstr(text, "CERTIFICATE-----") != NULL;
@@ -647,5 +653,6 @@ cedar_status cedar_http_get(const cedar_http *c, const char *url, size_t bytes_m
     if (code == CURLE_OK) return cedar_fail(err, CEDAR_E_IO, "GET %.200s: HTTP status %ld", url, status);
     char why[CEDAR_HTTP_ERROR_BYTES];
     explain(&q, code, why);
+    http_clean_text(why, c->key);       /* it may quote the certificate */
     return cedar_fail(err, CEDAR_E_IO, "GET %.120s: %s", url, why);
 }

@@ -1,8 +1,10 @@
 /* Runs at HTTP endpoints: the event stream, the faults, the rules of spec/agentx.md sections 1.5 and 6, TLS, many
  * streams. The other side is tests/fault_server.h, which says what it did; tests/tls_front.py puts TLS in front. */
 #include <check.h>
+#include <ctype.h>
 #include <spawn.h>
 #include <sqlite3.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -973,13 +975,15 @@ static void fail_metrics(const char *url, const char *settings) {
 static void says_certificate(const char *message, const char *reason) {
     const char *const parts[] = { "TLS: ", reason, "certificate must", "http_ca_file" };
     for (size_t i = 0; i < 4; i++) ck_assert_msg(strstr(message, parts[i]) != NULL, "%s", message);
+    for (const char *s = message; *s; s++) ck_assert_msg(isprint((unsigned char)*s), "%s", message);
 }
 
 /* Nothing is sent to an endpoint whose certificate is not good, and the environment does not make it good. */
 START_TEST(certificates_are_checked) {
     static const struct { const char *shown, *trusted, *host, *reason; } bad[] = {
         { "good", NULL, "127.0.0.1", "issuer" }, { "good", "other", "127.0.0.1", "issuer" },
-        { "good", "authority", "localhost", "subject name" }, { "expired", "authority", "127.0.0.1", "expired" } };
+        { "good", "authority", "localhost", "subject name" }, { "expired", "authority", "127.0.0.1", "expired" },
+        { "odd", "authority", "127.0.0.1", "subject name" } };
     char url[64], settings[256] = "think_cap_s=0", authority[64];
     fault_server v = { 0 };
     front f = { 0 };
@@ -1049,9 +1053,13 @@ END_TEST
 /* What can be said of http_ca_file before the first request is said then. */
 START_TEST(authorities_must_be_there) {
     static const struct { const char *file; cedar_status status; } bad[] = { { "none.pem", CEDAR_E_IO },
-                                                                             { "server.key", CEDAR_E_FORMAT } };
+                                                                             { "server.key", CEDAR_E_FORMAT },
+                                                                             { ".", CEDAR_E_IO },
+                                                                             { "pipe", CEDAR_E_IO } };
     char *trace = make_traces(1, 1, 1), settings[256];
-    for (size_t i = 0; i < 2; i++) {
+    snprintf(settings, sizeof settings, "%s/pipe", certificates);
+    ck_assert_int_eq(mkfifo(settings, 0600), 0);
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         rows x = { 0 };
         cedar_run_result r;
         cedar_err err = { 0 };
@@ -1301,7 +1309,7 @@ int main(void) {
     tcase_add_test(t, bad_bodies_are_refused);
     tcase_add_unchecked_fixture(tls, make_certificates, drop_certificates);
     tcase_add_loop_test(tls, https_is_as_http, 0, 2);
-    tcase_add_loop_test(tls, certificates_are_checked, 0, 4);
+    tcase_add_loop_test(tls, certificates_are_checked, 0, 5);
     tcase_add_loop_test(tls, https_needs_tls, END_KEEP, END_HANG + 1);
     tcase_add_test(tls, https_is_not_redirected);
     tcase_add_test(tls, authorities_must_be_there);

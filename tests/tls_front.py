@@ -4,8 +4,8 @@
 usage: tls_front.py FOLDER               makes certificates there, with the openssl program
        tls_front.py FOLDER NAME PORT     listens on a free port of 127.0.0.1 and passes on what comes to PORT, and back
 
-Certificates, NAME.pem: `authority` signs `good` and `expired`, both for 127.0.0.1 and no other name; `other` signs
-nothing. They are made anew for each run of the tests, so that none is kept that runs out.
+Certificates, NAME.pem: `authority` signs `good` and `expired`, both for 127.0.0.1 and no other name, and `odd`, whose only
+name has control characters; `other` signs nothing. They are made anew for each run of the tests, so that none is kept that runs out.
 
 The front prints its port, then a line for each connection: "used" when the client sent something through TLS, else
 "refused". It ends when its input does. An end of the connection behind is an end of the one in front, a reset a reset;
@@ -34,6 +34,8 @@ policy = names
 commonName = supplied
 [server]
 subjectAltName = IP:127.0.0.1
+[odd]
+basicConstraints = CA:FALSE
 """
 RECORD = 1 << 16        # more than a record of TLS holds: reads leave nothing in it that select would not see
 NEW_KEY = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
@@ -54,6 +56,9 @@ def make_certificates(folder):
         openssl(folder, "req", "-x509", *NEW_KEY, "-keyout", f"{name}.key", "-out", f"{name}.pem",
                 "-subj", f"/CN=cedar test {name}", "-days", "2")
     openssl(folder, "req", *NEW_KEY, "-keyout", "server.key", "-out", "request", "-subj", "/CN=cedar test server")
+    openssl(folder, "req", "-new", "-key", "server.key", "-out", "odd.request", "-subj", "/CN=odd\x1b[31m\nname")
+    openssl(folder, "x509", "-req", "-in", "odd.request", "-CA", "authority.pem", "-CAkey", "authority.key",
+            "-CAcreateserial", "-extfile", "config", "-extensions", "odd", "-days", "2", "-out", "odd.pem")
     # `ca`, since the other commands of OpenSSL 3.0 take no date
     for name, dates in ("good", ["-days", "2"]), ("expired", ["-startdate", "20000101000000Z",
                                                                "-enddate", "20000102000000Z"]):
