@@ -1753,8 +1753,8 @@ static void cuda_snap_load(void *self, int32_t seq, uint32_t pos, const uint8_t 
 
 static void cuda_tap(void *self, cedar_tap_fn fn, void *tap_self) {
     cuda_backend *b = (cuda_backend *)self;
-    /* a rank with a GPU of its own need not stop where rank 0 looks */
-    b->tap = b->rank && b->rank->shard.rank && !b->shared ? NULL : fn;
+    /* A rank with a GPU of its own need not stop where rank 0 looks; but with NCCL all have graphs, or none. */
+    b->tap = b->rank && b->rank->shard.rank && !b->shared && !b->n ? NULL : fn;
     b->tap_self = tap_self;
 }
 
