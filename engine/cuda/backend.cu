@@ -1513,7 +1513,8 @@ template <class A> struct forward {
             cudaError_t e = cudaStreamEndCapture(s, &graph);
             st = check_nccl(err);
             if (!st) st = check(e, "capturing a graph", err);
-            if (!st) st = check(cudaGraphInstantiate(&g->exec, graph, 0), "building a graph", err);
+            if (!st) st = check(cudaGraphInstantiate(&g->exec, graph, cudaGraphInstantiateFlagUseNodePriority),
+                                "building a graph", err);
             if (!st && (b->shared || b->n)) st = check(cudaGraphUpload(g->exec, s), "uploading a graph", err);
             if (graph) cudaGraphDestroy(graph);
             if (st) return st;

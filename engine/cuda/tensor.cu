@@ -25,17 +25,17 @@ template <class Weights, int TILES> static cudaError_t allow_few() {
 
 template <class Weights, int TILES> static cudaError_t allow_tiles() {
     return cudaFuncSetAttribute(tiles_kernel<Weights, TILES>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                tiles_stage<Weights>::BLOCK_BYTES);
+                                tiles_stage<Weights, TILES>::BLOCK_BYTES);
 }
 
 template <class Weights, int TILES> static cudaError_t allow_team() {
     return cudaFuncSetAttribute(team_kernel<Weights, TILES>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                tiles_stage<Weights>::BLOCK_BYTES);
+                                tiles_stage<Weights, TILES>::BLOCK_BYTES);
 }
 
 template <int HALVES> static cudaError_t allow_gated() {
     return cudaFuncSetAttribute(gated_kernel<HALVES>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                HALVES * tiles_stage<fp4_rows>::BLOCK_BYTES);
+                                HALVES * tiles_stage<fp4_rows, 1>::BLOCK_BYTES);
 }
 
 template <class Weights> static cudaError_t allow_many() {
@@ -127,23 +127,23 @@ static bool warps_a_tile(int64_t n_count, int64_t k_count, unsigned others, unsi
 }
 
 /* A kernel whose blocks take so many outputs at a time; tiles: of rows. */
-template <class Weights>
+template <class Weights, int TILES>
 static void launch_tiles(void (*kernel)(source), unsigned outputs, unsigned tiles, unsigned z, const source &src,
                          chain s) {
     unsigned at_once = MULTIPROCESSORS * (src.aside ? 1 : TILES_PER_SM);
     dim3 grid((src.experts ? expert_blocks : few_blocks)(ceil_div(src.n_count, outputs), tiles * z, at_once), tiles, z);
-    launch_chained(kernel, grid, 32 * TILES_WARPS, tiles_stage<Weights>::BLOCK_BYTES, s, src);
+    launch_chained(kernel, grid, 32 * TILES_WARPS, tiles_stage<Weights, TILES>::BLOCK_BYTES, s, src);
 }
 
 template <class Weights, int TILES> static void launch_few(unsigned tiles, unsigned z, const source &src, chain s) {
     unsigned others = tiles * z, at_once = MULTIPROCESSORS * (unsigned)few_per_sm<Weights>(TILES, false);
     if constexpr (Weights::SCALED) {
         if (warps_a_tile(src.n_count, src.k_count, others, 1))
-            return launch_tiles<Weights>(tiles_kernel<Weights, TILES>, FEW_N * TILES_WARPS, tiles, z, src, s);
+            return launch_tiles<Weights, TILES>(tiles_kernel<Weights, TILES>, FEW_N * TILES_WARPS, tiles, z, src, s);
     }
     if constexpr (Weights::SCALED && TILES < 4) {
         if (warps_a_tile(src.n_count, src.k_count, others, TILES_WARPS))
-            return launch_tiles<Weights>(team_kernel<Weights, TILES>, FEW_N, tiles, z, src, s);
+            return launch_tiles<Weights, TILES>(team_kernel<Weights, TILES>, FEW_N, tiles, z, src, s);
     }
     dim3 grid(few_blocks(ceil_div(src.n_count, FEW_N), others, at_once), tiles, z);
     if (grid.x * grid.y * grid.z <= MULTIPROCESSORS)
@@ -330,8 +330,8 @@ bool tensor_gated_can(const dev_moe &m, int64_t k_count, bool woven, const exper
 template <int HALVES> static void launch_gated(const source &src, const activation &to, unsigned tiles, chain s) {
     unsigned at_once = MULTIPROCESSORS * TILES_PER_SM / HALVES;
     dim3 grid(expert_blocks(ceil_div(src.n_count, GATED_N), tiles, at_once), tiles);
-    launch_chained(gated_kernel<HALVES>, grid, 32 * GATED_WARPS * HALVES, HALVES * tiles_stage<fp4_rows>::BLOCK_BYTES,
-                   s, src, to);
+    launch_chained(gated_kernel<HALVES>, grid, 32 * GATED_WARPS * HALVES,
+                   HALVES * tiles_stage<fp4_rows, 1>::BLOCK_BYTES, s, src, to);
 }
 
 void tensor_gated(const dev_moe &m, int64_t k_count, const uint16_t *x, const expert_tiles &t, uint16_t *out,

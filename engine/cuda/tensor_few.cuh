@@ -34,50 +34,57 @@ template <class Weights> static __device__ __forceinline__ few_place few_places(
                       kept((uint32_t)(FEW_N * Weights::BLOCK_PIECES * 16 + g * 4 + t / 2)) };
 }
 
-/* A lane's activations of a block of K of one row. */
-static __device__ __forceinline__ void load_x(uint4 (&x)[4], const uint16_t *from) {
+/* A lane's activations of half a block of K, from `at` on of a row of each tile of 8 rows. Loads to registers end in
+ * the order in which they and copies to shared memory began, those of other warps too, so these take as long as weights
+ * from memory: a half that follows is asked for as soon as one has been multiplied. */
+template <int TILES> struct x_half {
+    uint4 v[TILES][2];
+    __device__ __forceinline__ void load(const uint16_t *const (&row)[TILES], int at) {
 #pragma unroll
-    for (int e = 0; e < 4; e++) x[e] = *(const uint4 *)(from + e / 2 * 64 + e % 2 * 8);
-}
-
-/* Where a lane's row of each tile of 8 rows begins; rows past the last are read as that one. */
-template <int TILES>
-static __device__ __forceinline__ void few_rows_at(const source &src, const work_item &it, int blocks,
-                                                   const uint16_t *(&xr)[TILES]) {
-    int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+        for (int n = 0; n < TILES; n++)
 #pragma unroll
-    for (int n = 0; n < TILES; n++) {
-        int i = 8 * n + g < (int)it.count ? 8 * n + g : (int)it.count - 1;
-        xr[n] = src.x + (uint64_t)src.from(it.first + i) * (unsigned)blocks * K_BLOCK + 16 * t;
+            for (int i = 0; i < 2; i++) v[n][i] = *(const uint4 *)(row[n] + at + i * 8);
     }
-}
+};
 
-/* Adds the products of the block in the slot at `at`; x: activations of the first tile, xb: where those of all lie. */
-template <class Weights, int TILES>
-static __device__ __forceinline__ void few_block(float (&acc)[TILES][4], uint32_t at, const few_place &place,
-                                                 const uint4 (&x)[4], const uint16_t *(&xb)[TILES]) {
-    enum { EIGHT_ROWS = 8 * Weights::BLOCK_PIECES * 16 };
+/* A lane's row of each tile; rows past the last are that one. A list is read before weights are asked for, behind which
+ * it would wait, and at() is for afterwards, as it needs what was read. */
+template <int TILES> struct few_rows_of {
+    uint32_t place[TILES], entry[TILES];
+    __device__ __forceinline__ few_rows_of(const source &src, const work_item &it) {
+        int g = threadIdx.x % 32 / 4;
 #pragma unroll
-    for (int half = 0; half < 2; half++) {
-        uint32_t row = at + place.half[half], s = at + place.scale + (uint32_t)half * 2;
-        typename Weights::raw r0 = Weights::read(row), r1 = Weights::read(row + EIGHT_ROWS);
-        typename Weights::scale s0(Weights::SCALED ? shared_1(s) : 0), s1(Weights::SCALED ? shared_1(s + 32) : 0);
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            uint32_t f0[4], f1[4];
-            Weights::decode(r0, s0, i, f0);
-            Weights::decode(r1, s1, i, f1);
-            uint32_t a[2][4] = { { f0[0], f1[0], f0[1], f1[1] }, { f0[2], f1[2], f0[3], f1[3] } };
-#pragma unroll
-            for (int n = 0; n < TILES; n++) {
-                uint4 v = n == 0 ? x[2 * half + i] : *(const uint4 *)(xb[n] + half * 64 + i * 8);
-                mma(acc[n], a[0], v.x, v.y);
-                mma(acc[n], a[1], v.z, v.w);
-            }
+        for (int n = 0; n < TILES; n++) {
+            place[n] = it.first + (8 * n + g < (int)it.count ? 8 * n + g : it.count - 1);
+            entry[n] = src.entry(place[n]);
         }
     }
+    /* Where the lane's part of a row begins. */
+    __device__ __forceinline__ const uint16_t *at(const source &src, int n, int blocks) const {
+        return src.x + (uint64_t)src.from(place[n], entry[n]) * (unsigned)blocks * K_BLOCK + threadIdx.x % 4 * 16;
+    }
+};
+
+/* Adds the products of half the block in the slot at `at`. */
+template <class Weights, int TILES>
+static __device__ __forceinline__ void few_half(float (&acc)[TILES][4], uint32_t at, const few_place &place, int half,
+                                                const x_half<TILES> &x) {
+    enum { EIGHT_ROWS = 8 * Weights::BLOCK_PIECES * 16 };
+    uint32_t row = at + place.half[half], s = at + place.scale + (uint32_t)half * 2;
+    typename Weights::raw r0 = Weights::read(row), r1 = Weights::read(row + EIGHT_ROWS);
+    typename Weights::scale s0(Weights::SCALED ? shared_1(s) : 0), s1(Weights::SCALED ? shared_1(s + 32) : 0);
 #pragma unroll
-    for (int n = 0; n < TILES; n++) xb[n] += K_BLOCK;
+    for (int i = 0; i < 2; i++) {
+        uint32_t f0[4], f1[4];
+        Weights::decode(r0, s0, i, f0);
+        Weights::decode(r1, s1, i, f1);
+        uint32_t a[2][4] = { { f0[0], f1[0], f0[1], f1[1] }, { f0[2], f1[2], f0[3], f1[3] } };
+#pragma unroll
+        for (int n = 0; n < TILES; n++) {
+            mma(acc[n], a[0], x.v[n][i].x, x.v[n][i].y);
+            mma(acc[n], a[1], x.v[n][i].z, x.v[n][i].w);
+        }
+    }
 }
 
 /* FEW_N outputs by 8 * TILES rows of plain activations at a time, a warp for each segment of K; with the weights of the
@@ -93,7 +100,8 @@ static __global__ void __launch_bounds__(32 * FEW_WARPS, few_per_sm<Weights>(TIL
         PIECES = Weights::BLOCK_PIECES,
         COPIES = FEW_N * PIECES / 32,
         ROWS_AT_ONCE = 32 / PIECES,
-        TOGETHER = TILES == 1 ? Weights::FEW_TOGETHER : 1
+        TOGETHER = TILES == 1 ? Weights::FEW_TOGETHER : 1,
+        X_HALVES = TILES == 1 ? 2 : 1           /* of activations under way */
     };
     extern __shared__ __align__(1024) uint8_t stages[];
     __shared__ float part[2][TOGETHER][SEGMENTS][FEW_N][WIDTH + 1];
@@ -163,11 +171,13 @@ static __global__ void __launch_bounds__(32 * FEW_WARPS, few_per_sm<Weights>(TIL
         }
         copies_commit();
     };
+    const few_rows_of<TILES> rows(src, it);
     for (int i = 0; i < stage::COUNT - 1; i++) load_next(begin + i * stage::BYTES);
     if (src.early) await_launch();
     allow_launch();
     const uint16_t *xr[TILES];
-    few_rows_at<TILES>(src, it, blocks, xr);
+#pragma unroll
+    for (int n = 0; n < TILES; n++) xr[n] = rows.at(src, n, blocks);
     int turn = 0, done = 0, seg = warp;         /* done: tiles whose parts lie in part[turn] */
     uint32_t at = begin, before = finish - stage::BYTES;    /* slots: of the next block, and the one it follows */
     for (int n0 = n_first; n0 < n_count; n0 += step, seg = (seg + 1) % SEGMENTS) {
@@ -177,19 +187,21 @@ static __global__ void __launch_bounds__(32 * FEW_WARPS, few_per_sm<Weights>(TIL
         const uint16_t *xb[TILES];
 #pragma unroll
         for (int n = 0; n < TILES; n++) xb[n] = xr[n] + b * K_BLOCK;
-        uint4 x[4], next_x[4];                  /* of the first tile; a block ahead where there are registers for it */
-        if (DEEP && b < end) load_x(next_x, xb[0]);
-        for (int more = (int)kept((uint32_t)(end - b)); more > 0; more--) {
-            if (DEEP) {
+        x_half<TILES> x[X_HALVES];
 #pragma unroll
-                for (int e = 0; e < 4; e++) x[e] = next_x[e];
-                if (more > 1) load_x(next_x, xb[0] + K_BLOCK);
-            } else {
-                load_x(x, xb[0]);
-            }
+        for (int h = 0; h < X_HALVES; h++)
+            if (b < end) x[h].load(xb, h * (K_BLOCK / 2));
+        for (int more = (int)kept((uint32_t)(end - b)); more > 0; more--) {
             copies_wait<stage::COUNT - 2>();
             __syncwarp();
-            few_block<Weights, TILES>(acc, at, reads, x, xb);
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                x_half<TILES> &now = x[half % X_HALVES];
+                few_half<Weights, TILES>(acc, at, reads, half, now);
+                if (half + X_HALVES < 2 || more > 1) now.load(xb, (half + X_HALVES) * (K_BLOCK / 2));
+            }
+#pragma unroll
+            for (int n = 0; n < TILES; n++) xb[n] += K_BLOCK;
             __syncwarp();                       /* the slot before this one may be written */
             load_next(before);
             before = at;

@@ -14,12 +14,14 @@
 #include "engine/cuda/tensor_few.cuh"
 
 /* Warps of a thread block, of which a multiprocessor holds TILES_PER_SM. A warp has COUNT slots of AT_ONCE blocks of K
- * under way: 256 bytes of a row at a time, since memory is slow at less. */
+ * under way: 256 bytes of a row at a time, since memory is slow at less. A lone row of activations, all that an item
+ * has, comes with them, if it is there when the first weights are asked for. */
 enum { TILES_WARPS = 4, TILES_PER_SM = 4, ROW_PIECES = 16 };
-template <class Weights> struct tiles_stage {
+template <class Weights, int TILES> struct tiles_stage {
     enum {
         AT_ONCE = ROW_PIECES / Weights::BLOCK_PIECES,
-        BLOCK = few_stage<Weights, false>::BYTES,
+        LONE_AT = few_stage<Weights, false>::BYTES,     /* in a block: where the lone row's lies */
+        BLOCK = LONE_AT + (TILES == 1 ? K_BLOCK * 2 : 0),
         BYTES = AT_ONCE * BLOCK,
         COUNT = 2,
         BLOCK_BYTES = TILES_WARPS * COUNT * BYTES   /* of a thread block */
@@ -29,9 +31,17 @@ template <class Weights> struct tiles_stage {
 /* Outputs of a warp: tiles from `first` on, `step` outputs apart, and segments seg_first .. seg_last - 1 of K. */
 struct tile_range { int first, step, seg_first, seg_last; };
 
-/* A warp's stream of the weights of its tiles into slots of shared memory. */
-template <class Weights> struct tile_stream {
-    typedef tiles_stage<Weights> stage;
+/* The same as x_half::load, of a lone row whose block lies there in shared memory. */
+static __device__ __forceinline__ void read_lone(x_half<1> &x, uint32_t block, int half) {
+    uint32_t at = block + (uint32_t)half * K_BLOCK + threadIdx.x % 4 * 32;
+#pragma unroll
+    for (int i = 0; i < 2; i++) x.v[0][i] = shared_16(at + (uint32_t)i * 16);
+}
+
+/* A warp's stream of the weights of its tiles into slots of shared memory, and of a lone row, as often as there are
+ * tiles. */
+template <class Weights, int TILES> struct tile_stream {
+    typedef tiles_stage<Weights, TILES> stage;
     enum { PIECES = Weights::BLOCK_PIECES, COPIES = FEW_N / 2, PLACES = 4, CODES = FEW_N * PIECES * 16 };
     const Weights &w;
     const tile_range &range;
@@ -39,6 +49,8 @@ template <class Weights> struct tile_stream {
     const int scale_block;              /* of those in a slot, whose scales this lane copies first */
     int row, left, tiles;               /* the tile under way begins there, with `left` more blocks; with it `tiles` */
     const uint8_t *from, *scales;       /* of this lane: two rows at a time */
+    const uint8_t *lone, *lone_from;    /* likewise of the lone row: where it begins, and its next blocks, of which */
+    int lone_left;                      /* there are so many */
     uint32_t place[PLACES], scale_to, piece;
 
     __device__ __forceinline__ tile_stream(const Weights &weights, const tile_range &of, int first_row, int n_count)
@@ -62,7 +74,25 @@ template <class Weights> struct tile_stream {
         from = w.row_data(row + lane / ROW_PIECES) + first_block * PIECES * 16 + piece * 16;
         scales = w.row_scale(row + lane % FEW_N) + 4 * (first_block + scale_block);
     }
-    /* The next blocks into the slot at `to`, if there are any. */
+    __device__ __forceinline__ void begin_lone(const uint16_t *row) {
+        lone = (const uint8_t *)(row + first_block * K_BLOCK) + threadIdx.x % 32 * 16;
+        lone_from = lone;
+        lone_left = blocks;
+    }
+    /* The lone row's next blocks into the slot at `to`, two at a time. */
+    __device__ __forceinline__ void load_lone(uint32_t to) {
+        const int lane = threadIdx.x % 32, block = lane / (K_BLOCK / 8), p = lane % (K_BLOCK / 8);
+#pragma unroll
+        for (int i = 0; i < stage::AT_ONCE; i += 2)
+            if (i + block < lone_left)
+                copy16_shared(to + (i + block) * stage::BLOCK + stage::LONE_AT + p * 16, lone_from + i * K_BLOCK * 2);
+        lone_from += stage::AT_ONCE * K_BLOCK * 2;
+        lone_left -= stage::AT_ONCE;
+        if (lone_left > 0) return;
+        lone_from = lone;
+        lone_left = blocks;
+    }
+    /* The next blocks of weights into the slot at `to`, if there are any. */
     __device__ __forceinline__ void load(uint32_t to) {
         if (tiles > 0) {
             const uint8_t *of_row = from;
@@ -83,17 +113,15 @@ template <class Weights> struct tile_stream {
                 begin_tile();
             }
         }
-        copies_commit();
     }
 };
 
-/* A warp goes through its tiles of FEW_N outputs by 8 * TILES rows, without letting the stream of their weights end. It
- * calls take(segment, sums) at the end of each segment, and done(n) at the end of the tile at n. Tiles and blocks of K
- * are whole, and a segment has one block at least. */
-template <class Weights, int TILES, class Take, class Done>
-static __device__ __forceinline__ void run_tiles(const source &src, const work_item &it, const tile_range &range,
-                                                 const Take &take, const Done &done) {
-    typedef tiles_stage<Weights> stage;
+/* run_tiles, LONE: for an item of one row. */
+template <class Weights, int TILES, bool LONE, class Take, class Done>
+static __device__ __forceinline__ void run_tiles_of(const source &src, const work_item &it, const tile_range &range,
+                                                    const Take &take, const Done &done) {
+    enum { X_HALVES = 4 / TILES };              /* of activations under way, in registers */
+    typedef tiles_stage<Weights, TILES> stage;
     extern __shared__ __align__(1024) uint8_t stages[];
     const Weights w(it.w);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, n_count = (int)src.n_count,
@@ -102,23 +130,32 @@ static __device__ __forceinline__ void run_tiles(const source &src, const work_i
                                 (uint32_t)warp * stage::COUNT * stage::BYTES),
                    finish = kept(begin + stage::COUNT * stage::BYTES);
     const few_place reads = few_places<Weights>(lane / 4, lane % 4);
-    tile_stream<Weights> stream(w, range, (int)blockIdx.z * src.z_rows, n_count);
+    tile_stream<Weights, TILES> stream(w, range, (int)blockIdx.z * src.z_rows, n_count);
     const int first_block = stream.first_block, blocks = stream.blocks;
-    for (uint32_t to = begin; to != finish; to += stage::BYTES) stream.load(to);
+    const few_rows_of<TILES> rows(src, it);
+    if constexpr (LONE)
+        stream.begin_lone(src.x + (uint64_t)src.from(it.first, rows.entry[0]) * (unsigned)all_blocks * K_BLOCK);
+    for (uint32_t to = begin; to != finish; to += stage::BYTES) {
+        if (LONE) stream.load_lone(to);
+        stream.load(to);
+        copies_commit();
+    }
     if (src.early) await_launch();
     allow_launch();
     const uint16_t *xr[TILES];
-    few_rows_at<TILES>(src, it, all_blocks, xr);
+    x_half<TILES> x[X_HALVES];
+    if (!LONE) {
 #pragma unroll
-    for (int n = 0; n < TILES; n++) xr[n] += first_block * K_BLOCK;
-    uint4 x[4];                                 /* of the first tile of rows, a block ahead */
-    load_x(x, xr[0]);
+        for (int n = 0; n < TILES; n++) xr[n] = rows.at(src, n, all_blocks) + first_block * K_BLOCK;
+#pragma unroll
+        for (int h = 0; h < X_HALVES; h++) x[h].load(xr, h * (K_BLOCK / 2));
+    }
     uint32_t at = begin;
     for (int n0 = range.first; n0 < n_count; n0 += range.step) {
         float acc[TILES][4] = {};
         const uint16_t *xb[TILES];
 #pragma unroll
-        for (int n = 0; n < TILES; n++) xb[n] = xr[n];
+        for (int n = 0; n < TILES; n++) xb[n] = LONE ? NULL : xr[n];
         /* Segment s ends with block all_blocks * s / SEGMENTS: `ahead` counts how far SEGMENTS a block would get. */
         int seg = range.seg_first, ahead = SEGMENTS * (first_block + 1) - all_blocks * seg;
         auto slot = [&](int more, auto whole) {
@@ -127,11 +164,23 @@ static __device__ __forceinline__ void run_tiles(const source &src, const work_i
 #pragma unroll
             for (int j = 0; j < stage::AT_ONCE; j++) {
                 if (!decltype(whole)::value && j >= more) break;
-                uint4 now[4];
 #pragma unroll
-                for (int e = 0; e < 4; e++) now[e] = x[e];
-                load_x(x, more > j + 1 ? xb[0] + K_BLOCK : xr[0]);  /* the last asks for the next tile's */
-                few_block<Weights, TILES>(acc, at + j * stage::BLOCK, reads, now, xb);
+                for (int half = 0; half < 2; half++) {
+                    x_half<TILES> &now = x[(2 * j + half) % X_HALVES];
+                    if constexpr (LONE) read_lone(now, at + j * stage::BLOCK + stage::LONE_AT, half);
+                    few_half<Weights, TILES>(acc, at + j * stage::BLOCK, reads, half, now);
+                    if constexpr (!LONE) {      /* behind the tile's last half comes what the next has in this place */
+                        const int next = half + X_HALVES, again = (2 * j + half) % X_HALVES;
+                        const uint16_t *from[TILES];
+#pragma unroll
+                        for (int n = 0; n < TILES; n++)
+                            from[n] = more > j + next / 2 ? xb[n] + next * (K_BLOCK / 2)
+                                                          : xr[n] + again * (K_BLOCK / 2);
+                        now.load(from, 0);
+                    }
+                }
+#pragma unroll
+                for (int n = 0; n < TILES; n++) xb[n] += K_BLOCK;
                 ahead += SEGMENTS;
                 if (ahead <= all_blocks) continue;
                 ahead -= all_blocks;
@@ -142,7 +191,9 @@ static __device__ __forceinline__ void run_tiles(const source &src, const work_i
                     for (int i = 0; i < 4; i++) acc[n][i] = 0;
             }
             __syncwarp();                       /* all lanes have read the slot */
+            if (LONE) stream.load_lone(at);
             stream.load(at);
+            copies_commit();
             at = at + stage::BYTES == finish ? begin : at + stage::BYTES;
         };
         int more = (int)kept((uint32_t)blocks);
@@ -151,6 +202,17 @@ static __device__ __forceinline__ void run_tiles(const source &src, const work_i
         done(n0);
     }
     copies_wait<0>();
+}
+
+/* A warp goes through its tiles of FEW_N outputs by 8 * TILES rows, without letting the stream of their weights end. It
+ * calls take(segment, sums) at the end of each segment, and done(n) at the end of the tile at n. Tiles and blocks of K
+ * are whole, and a segment has one block at least. */
+template <class Weights, int TILES, class Take, class Done>
+static __device__ __forceinline__ void run_tiles(const source &src, const work_item &it, const tile_range &range,
+                                                 const Take &take, const Done &done) {
+    if constexpr (TILES == 1)
+        if (it.count == 1 && !src.early) return run_tiles_of<Weights, TILES, true>(src, it, range, take, done);
+    run_tiles_of<Weights, TILES, false>(src, it, range, take, done);
 }
 
 /* All segments of a tile, added up in order by one warp. */

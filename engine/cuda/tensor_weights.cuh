@@ -118,6 +118,11 @@ static __device__ __forceinline__ void copy16(uint32_t to, const void *from, boo
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(there ? 16 : 0));
 }
 
+/* The same for what other warps of the multiprocessor read too. */
+static __device__ __forceinline__ void copy16_shared(uint32_t to, const void *from) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from));
+}
+
 static __device__ __forceinline__ void copies_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int LEFT> static __device__ __forceinline__ void copies_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
@@ -168,7 +173,7 @@ struct source {
     int z_dense, z_list, z_rows, z_y;   /* what one more in z adds to: dense, experts, rows of w, y */
     int64_t z_columns;                  /* columns of y */
     result_kind kind;
-    bool early;     /* weights and tiles were there before the kernel in front of this one began */
+    bool early;     /* weights, tiles and list were there before the kernel in front of this one began */
     bool aside;     /* no more than a thread block a multiprocessor, which leaves room for others */
     /* Not 0: blocks along x from this one on have tiles of dense[1], of which there are n_second outputs, in y[1]. */
     uint32_t split;
@@ -198,9 +203,11 @@ struct source {
         return true;
     }
     __device__ __forceinline__ uint32_t entry(uint32_t i) const { return list ? list[i] : i; }
-    __device__ __forceinline__ uint32_t from(uint32_t i) const {
-        return (tiles.sorted ? i : entry(i) / div) * stride + offset + blockIdx.z * z_offset;
+    /* The row of x of entry e, which is at i. */
+    __device__ __forceinline__ uint32_t from(uint32_t i, uint32_t e) const {
+        return (tiles.sorted ? i : e / div) * stride + offset + blockIdx.z * z_offset;
     }
+    __device__ __forceinline__ uint32_t from(uint32_t i) const { return from(i, tiles.sorted ? 0 : entry(i)); }
     /* Column n of the result of row i of the list. */
     __device__ __forceinline__ void put(uint32_t i, int n, float v) const {
         void *to = y[second() ? 1 : blockIdx.z * z_y];
