@@ -421,7 +421,7 @@ static cedar_status upload_visit(void *self, const cedar_tensor_info *t, cedar_e
     dev_weight w = { t->slot->kind, cut.rows, cut.cols, at, at_scale };
     u->b->weight[t->slot->index] = w;
     cedar_status st = u->b->model->seeded ? make_weight(u, t, cut, w, err) : copy_weight(u, t, cut, w, err);
-    if (!st && w.kind == CEDAR_W_FP4) launch_spread(at, data, u->b->stream);
+    if (!st) launch_spread(w.kind, at, data, u->b->stream);
     return st ? st : check(cudaStreamSynchronize(u->b->stream), "preparing weights", err);
 }
 

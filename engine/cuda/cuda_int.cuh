@@ -111,9 +111,10 @@ struct dev_weight {
 /* Element [row, col] of a stored weight. */
 static __device__ inline double weight_at(const dev_weight &w, int64_t row, int64_t col) {
     switch (w.kind) {
-    case CEDAR_W_TILES:
-        return e4m3_value(w.data[row * w.cols + col]) *
-               ue8m0_value(w.scale[row / 32 * ((w.cols + 31) / 32) + col / 32]);
+    case CEDAR_W_TILES: {
+        uint8_t c = e4m3_code(((const uint2 *)w.data)[(row * w.cols + col) / 8], (int)(col % 8));
+        return e4m3_value(c) * ue8m0_value(w.scale[row / 32 * ((w.cols + 31) / 32) + col / 32]);
+    }
     case CEDAR_W_ROWS:
         return e4m3_value(w.data[row * w.cols + col]) * ue8m0_value(w.scale[row * (w.cols / 32) + col / 32]);
     case CEDAR_W_FP4: {

@@ -51,18 +51,44 @@ template <class Scale> static __device__ __forceinline__ uint32_t e4m3_pair(uint
     return scaled((p & 0x80008000u) | ((p >> 4) & 0x07f007f0u));
 }
 
-/* Eight codes in a and b as the pairs (0,4) (1,5) (2,6) (3,7). */
-template <class Scale>
-static __device__ __forceinline__ void e4m3_crossed(uint32_t a, uint32_t b, const Scale &scaled, uint32_t f[4]) {
-    f[0] = e4m3_pair(__byte_perm(a, b, 0x4000), scaled);
-    f[1] = e4m3_pair(__byte_perm(a, b, 0x5010), scaled);
-    f[2] = e4m3_pair(__byte_perm(a, b, 0x6020), scaled);
-    f[3] = e4m3_pair(__byte_perm(a, b, 0x7030), scaled);
-}
-
 /* Four codes as the pairs (0,1) (2,3). */
 template <class Scale> static __device__ __forceinline__ uint2 e4m3_pairs(uint32_t a, const Scale &scaled) {
     return make_uint2(e4m3_pair(__byte_perm(a, 0, 0x1000), scaled), e4m3_pair(__byte_perm(a, 0, 0x3020), scaled));
+}
+
+/* FP8 and FP4 codes of weights do not lie in words as they are stored, but so that a few instructions lay pairs out as
+ * bf16 (launch_spread). */
+
+/* Where two E4M3 codes have their signs, exponents and mantissas as a pair of bf16. */
+static const uint32_t E4M3_TAKEN = 0x87f087f0u;
+
+/* Eight stored codes, two words, as decoding wants them: codes p and p + 4 are pair p. Of a word's two pairs the first
+ * is where it is needed; of the second, four bits and the sign lie 4 too low, the other three 4 too high. */
+static __host__ __device__ __forceinline__ uint2 e4m3_spread(uint2 codes) {
+    uint32_t v[4];
+#pragma unroll
+    for (int p = 0; p < 4; p++) {
+        uint32_t pair = (codes.x >> 8 * p & 0xff) | (codes.y >> 8 * p & 0xff) << 16;
+        v[p] = (pair & 0x00800080u) << 8 | (pair & 0x007f007fu) << 4;
+    }
+    return make_uint2(v[0] | (v[1] & 0x80f080f0u) >> 4 | (v[1] & 0x07000700u) << 4,
+                      v[2] | (v[3] & 0x80f080f0u) >> 4 | (v[3] & 0x07000700u) << 4);
+}
+
+/* The four pairs of two words of spread codes, in the bits of E4M3_TAKEN. */
+static __device__ __forceinline__ void e4m3_laid(uint2 w, uint32_t f[4]) {
+    f[0] = w.x & E4M3_TAKEN;
+    f[1] = (w.x << 4 & 0x80f080f0u) | (w.x >> 4 & 0x07000700u);
+    f[2] = w.y & E4M3_TAKEN;
+    f[3] = (w.y << 4 & 0x80f080f0u) | (w.y >> 4 & 0x07000700u);
+}
+
+/* Code i, as it was stored, of two words of spread codes. */
+static __device__ __forceinline__ uint8_t e4m3_code(uint2 w, int i) {
+    uint32_t f[4];
+    e4m3_laid(w, f);
+    uint32_t v = f[i % 4] >> i / 4 * 16;
+    return (uint8_t)((v >> 8 & 0x80) | (v >> 4 & 0x7f));
 }
 
 /* Where two E2M1 codes have their signs, exponents and mantissas as a pair of bf16. */
@@ -80,12 +106,10 @@ static __device__ __forceinline__ void e2m1_crossed(uint32_t v, const Scale &sca
     f[3] = scaled((w & high) * 0x104u & E2M1_TAKEN);
 }
 
-/* E2M1 codes of weights do not lie in words as they are stored, but so that a few instructions lay pairs out as bf16:
- * the first pair is where it is needed, two are rotated by 3 and 6, and a product puts the bits that were left over to
- * their places. Codes p and p + 4 are pair p. */
 enum { E2M1_SPREAD_BY = 3 };
 
-/* A word of eight stored codes as decoding wants it. */
+/* A word of eight stored codes as decoding wants it: the first pair is where it is needed, two are rotated by 3 and 6,
+ * and a product puts the bits that were left over to their places. Codes p and p + 4 are pair p. */
 static __host__ __device__ __forceinline__ uint32_t e2m1_spread(uint32_t codes) {
     uint32_t w = 0, v = 0;
 #pragma unroll

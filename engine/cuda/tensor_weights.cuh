@@ -31,7 +31,7 @@ static __device__ __forceinline__ uint8_t shared_1(uint32_t from) {
     return (uint8_t)v;
 }
 
-/* FP8 with a scale per 32 x 32 tile. */
+/* FP8 with a scale per 32 x 32 tile; spread codes (pairs.cuh). */
 struct fp8_tiles {
     enum { BLOCK_PIECES = 8, SCALED = 1, FEW_STAGES = 3, FEW_PER_SM = 3, FEW_TOGETHER = 2, DEEP_STAGES = 8 };
     const uint8_t *code, *scales;
@@ -52,7 +52,9 @@ struct fp8_tiles {
         __device__ __forceinline__ scale(uint8_t b) : factor(b, E4M3_GAP) {}
     };
     static __device__ __forceinline__ void decode(const raw &r, const scale &s, int i, uint32_t f[4]) {
-        e4m3_crossed(i ? r.z : r.x, i ? r.w : r.y, s, f);
+        e4m3_laid(i ? make_uint2(r.z, r.w) : make_uint2(r.x, r.y), f);
+#pragma unroll
+        for (int p = 0; p < 4; p++) f[p] = s(f[p]);
     }
 };
 

@@ -39,7 +39,7 @@ void *gpu_put(const void *host, size_t bytes) {
 
 void *gpu_put_codes(cedar_weight_kind kind, const uint8_t *host, size_t bytes) {
     uint8_t *p = (uint8_t *)gpu_put(host, bytes);
-    if (kind == CEDAR_W_FP4) launch_spread(p, bytes, 0);
+    launch_spread(kind, p, bytes, 0);
     wait_for("launch_spread");
     return p;
 }
