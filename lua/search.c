@@ -128,7 +128,8 @@ static lua_Integer bisect(lua_State *L, const hunt *h, int best) {
 }
 
 /* search(base, { key = "lanes", lo = 1, hi = 64, seeds = 3 }): the largest value at which the lower 95 % confidence
- * bound of the users' speed, over runs with so many seeds, reaches the floor of base. */
+ * bound of the users' speed, over runs with so many seeds, reaches the floor of base; at_hi: that is hi, and a larger
+ * one may reach it too. */
 int verb_search(lua_State *L) {
     static const char example[] =
         "search({ trace = \"traces\", floor = { tok_s_user = 150 } }, { key = \"lanes\", hi = 64 })";
@@ -150,13 +151,15 @@ int verb_search(lua_State *L) {
     lua_newtable(L);
     int best = lua_gettop(L);
     lua_Integer value = bisect(L, &h, best);
-    lua_createtable(L, 0, 5);
+    lua_createtable(L, 0, 6);
     lua_pushstring(L, h.key);
     lua_setfield(L, -2, "key");
     lua_pushboolean(L, value >= h.lo);
     lua_setfield(L, -2, "found");
     lua_pushinteger(L, value >= h.lo ? value : 0);
     lua_setfield(L, -2, "value");
+    lua_pushboolean(L, value == h.hi);
+    lua_setfield(L, -2, "at_hi");
     lua_pushvalue(L, best);
     lua_setfield(L, -2, "results");
     lua_pushvalue(L, h.probes);

@@ -41,7 +41,7 @@ expect { what = "the floor is kept", value = kept.interactivity_p90, ge = 150 }
 expect { what = "keeping the floor takes more and smaller steps", value = kept.steps, ge = marked.steps }
 
 local best = search(base, { key = "lanes", lo = 1, hi = 8, seeds = 3 })
-print("lanes that keep the floor:", best.found and best.value or "none")
+print("lanes that keep the floor:", best.found and best.value .. (best.at_hi and ", the most tried" or "") or "none")
 for _, p in ipairs(best.probes) do
   print(string.format("  %d lanes: mean %.1f, lower bound %.1f, %s", p.value, p.mean, p.bound,
                       p.holds and "holds" or "misses"))

@@ -855,10 +855,11 @@ END_TEST
 START_TEST(search_finds_the_largest_that_keeps_the_floor) {
     play_prints(
         "local s = search({ trace = 'a', floor = { tok_s_user = 150, percentile = 90 } }, { hi = 64 })\n"
-        "print(s.key, s.found, s.value, #s.results, s.results[1].options.floor_tok_s_user)\n"
+        "print(s.key, s.found, s.value, s.at_hi, #s.results, s.results[1].options.floor_tok_s_user)\n"
         "for _, p in ipairs(s.probes) do print(p.value, p.holds) end\n"
         "print(string.format('%.2f %.2f', s.probes[1].mean, s.probes[1].bound))",
-        "lanes\ttrue\t3\t3\t150\n1\ttrue\n64\tfalse\n32\tfalse\n16\tfalse\n8\tfalse\n4\tfalse\n2\ttrue\n3\ttrue\n"
+        "lanes\ttrue\t3\tfalse\t3\t150\n"
+        "1\ttrue\n64\tfalse\n32\tfalse\n16\tfalse\n8\tfalse\n4\tfalse\n2\ttrue\n3\ttrue\n"
         "601.00 599.31\n"); /* 4 lanes have a mean of 150.25, but a bound of 149.83 */
     ck_assert_int_eq(host.run_count, 8 * 3);        /* every probe is a run */
     ck_assert_str_eq(host.runs[4], "search: lanes=64 seed=43|64|exact|a|1");
@@ -866,9 +867,9 @@ START_TEST(search_finds_the_largest_that_keeps_the_floor) {
         "local s = search({ trace = 'a', floor = { tok_s_user = 150 } }, { hi = 64, seeds = 1 })\nprint(s.value)",
         "4\n");
     play_prints("local s = search({ trace = 'a', floor = { tok_s_user = 900 } }, { hi = 8, seeds = 1 })\n"
-                "print(s.found, s.value, #s.probes)", "false\t0\t1\n");
+                "print(s.found, s.value, s.at_hi, #s.probes)", "false\t0\tfalse\t1\n");
     play_prints("local s = search({ trace = 'a', floor = { tok_s_user = 20 } }, { hi = 8, seeds = 2 })\n"
-                "print(s.found, s.value, #s.probes)", "true\t8\t2\n");
+                "print(s.found, s.value, s.at_hi, #s.probes)", "true\t8\ttrue\t2\n");
 }
 END_TEST
 
