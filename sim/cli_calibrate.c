@@ -336,8 +336,8 @@ static void put_figure(FILE *to, const calibration *x, const cedar_hardware_key 
     fprintf(to, "  %-20s = { ", k->key);
     put_number(to, v);
     const char *source = *x->sources.text[at] ? x->sources.text[at] : "no source given";
-    char before[120];
-    snprintf(before, sizeof before, "%.64s has %.6g", file_of(x->base_name), f ? f->before : 0);
+    char before[160] = "";
+    if (f) snprintf(before, sizeof before, "%.64s has %.6g%s", file_of(x->base_name), f->before, doubt_of(f));
     fputs(f ? ", fitted .. " : strlen(source) > 70 ? ",\n    " : ", ", to);
     put_lua_text(to, f ? before : source);
     fputs(" },\n", to);

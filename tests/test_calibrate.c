@@ -290,6 +290,20 @@ START_TEST(a_description_names_its_sources) {
 }
 END_TEST
 
+/* Steps faster than the data sheet allows: whoever reads the description learns that its figures are no findings. */
+START_TEST(a_description_doubts_figures_at_their_bounds) {
+    char words[512], text[8192];
+    copy("measured.db", "bound.db");
+    sql("bound.db", "UPDATE steps SET duration_ns = duration_ns / 4");
+    snprintf(words, sizeof words, "calibrate %s -o %s", in_dir("bound.db"), in_dir("bound.lua"));
+    ck_assert_msg(calibrate(words) == 0, "%s", said);
+    FILE *f = fopen(in_dir("bound.lua"), "rb");
+    text[fread(text, 1, sizeof text - 1, f)] = 0;
+    fclose(f);
+    ck_assert_msg(strstr(text, "fitted .. \"h200 has 0.75: at its bound, so a term of the model is off\""), "%s", text);
+}
+END_TEST
+
 static const struct { const char *change, *words, *says; } refusals[] = {
     { "UPDATE runs SET clock = 'modelled'", "", "only measured steps can be fitted" },
     { "UPDATE runs SET backend = 'cpu'", "", "ran on backend \"cpu\"" },
@@ -386,6 +400,7 @@ int main(void) {
     tcase_add_test(t, without_output_nothing_is_fitted);
     tcase_add_test(t, first_steps_of_a_shape_are_left_out);
     tcase_add_test(t, a_description_names_its_sources);
+    tcase_add_test(t, a_description_doubts_figures_at_their_bounds);
     tcase_add_test(t, database_names_the_device);
     tcase_add_loop_test(t, refusals_say_why, 0, sizeof refusals / sizeof *refusals);
     tcase_add_test(t, a_figure_of_zero_stays);

@@ -108,7 +108,7 @@ struct dev_weight {
     const uint8_t *data, *scale;
 };
 
-/* Element [row, col] of a stored weight. */
+/* Element [row, col] of a weight as launch_spread leaves it: rows of FP8 and FP4 are whole eights. */
 static __device__ inline double weight_at(const dev_weight &w, int64_t row, int64_t col) {
     switch (w.kind) {
     case CEDAR_W_TILES: {

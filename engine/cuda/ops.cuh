@@ -18,8 +18,8 @@ struct dev_rows {
 void launch_synth(const cedar_synth_recipe *recipe, const dev_weight &w, uint8_t *data, uint8_t *scale,
                   uint64_t scale_count, cudaStream_t s);
 
-/* spread.cu: codes of an FP8 or FP4 weight as they were stored, eight after eight, to what kernels decode; other kinds
- * stay as they are */
+/* spread.cu: codes of an FP8 or FP4 weight as they were stored, at a multiple of 8 bytes and in rows of whole eights,
+ * to what kernels decode; other kinds stay as they are */
 void launch_spread(int kind, uint8_t *codes, uint64_t bytes, cudaStream_t s);
 
 /* inputs.cu: arrays of words and page tables from pinned host memory to the device */

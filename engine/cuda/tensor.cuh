@@ -9,8 +9,9 @@
  * exactly (spec/model.md 3.5), so decoding loses nothing.
  *
  * Order of K   Blocks of 128. Thread t of a quad takes of each half of a block the 16 values of a row from 16 t on, and
- *              feeds them, eight at a time, to two instructions as the pairs (0,4) (1,5) and (2,6) (3,7): the order in
- *              which FP4 codes come apart with two masks; whole sectors are read, and 16 values have one scale.
+ *              feeds them, eight at a time, to two instructions as the pairs (0,4) (1,5) and (2,6) (3,7): as two masks
+ *              take pairs from a word of stored FP4, and as weights' codes are spread (pairs.cuh); whole sectors are
+ *              read, and 16 values have one scale.
  *              Activations hold each eight as those pairs: plain, one eight after the other, for the kernels for few
  *              rows, or woven, in the order of the instructions. */
 #ifndef CEDAR_ENGINE_CUDA_TENSOR_CUH
@@ -64,7 +65,8 @@ bool tensor_expand_collapse_can(const dev &d, uint32_t n);
 void tensor_expand_collapse(const dev &d, uint32_t n, const float *y, const dev_moe &m, const collapse_into &to,
                             chain s);
 
-/* Packed activations of a dense launch: row i of the result is made from row (list ? list[i] : i) * stride + first. */
+/* Packed activations of a dense launch: row i of the result is made from row (list ? list[i] : i) * stride + first. The
+ * list is there before the kernel in front of the launch begins, as the launch reads it before it waits. */
 struct operand {
     const uint16_t *x;
     const uint32_t *list;

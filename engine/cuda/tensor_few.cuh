@@ -47,8 +47,8 @@ template <int TILES> struct x_half {
     }
 };
 
-/* A lane's row of each tile; rows past the last are that one. A list is read before weights are asked for, behind which
- * it would wait, and at() is for afterwards, as it needs what was read. */
+/* A lane's row of each tile; rows past the last are that one. Make it before weights are asked for: loads of a list
+ * that begin later end behind them. Call at() after that, since it waits for the list. */
 template <int TILES> struct few_rows_of {
     uint32_t place[TILES], entry[TILES];
     __device__ __forceinline__ few_rows_of(const source &src, const work_item &it) {

@@ -831,7 +831,7 @@ static void launch_slices(const dev &d, uint32_t n, const row_work &r, const att
 }
 
 /* The smaller blocks as long as a machine has about a multiprocessor for each. */
-static void launch_spread(const dev &d, uint32_t n, const row_work &r, const attention_work &w, chain s) {
+static void launch_spread_rows(const dev &d, uint32_t n, const row_work &r, const attention_work &w, chain s) {
     if (n <= 4) launch_tiles<16>(d, n, r, w, s);
     else launch_tiles<32>(d, n, r, w, s);
     if (n * (uint32_t)d.heads <= 2 * ROW_HEADS) launch_slices<32>(d, n, r, w, s.stream);
@@ -843,7 +843,7 @@ static void launch_rows(const dev &d, uint32_t n, const row_work &r, const atten
     if (r.to.woven) {
         row_kernel<SOME><<<n, ROW_THREADS, ROW_SHARED, s.stream>>>(d, r, w);
     } else if (n <= SPREAD_ROWS) {
-        launch_spread(d, n, r, w, s);
+        launch_spread_rows(d, n, r, w, s);
     } else {
         launch_chained(tile_kernel<SOME>, dim3(n, ROW_TILES / 2), ROW_THREADS, ROW_SHARED, s, d, r, w);
         launch_chained(slice_kernel<SOME>, dim3(n, SLICES), ROW_THREADS, ROW_SHARED, chain{ s.stream, true }, d, r, w);

@@ -49,8 +49,8 @@ template <class Weights, int TILES> struct tile_stream {
     const int scale_block;              /* of those in a slot, whose scales this lane copies first */
     int row, left, tiles;               /* the tile under way begins there, with `left` more blocks; with it `tiles` */
     const uint8_t *from, *scales;       /* of this lane: two rows at a time */
-    const uint8_t *lone, *lone_from;    /* likewise of the lone row: where it begins, and its next blocks, of which */
-    int lone_left;                      /* there are so many */
+    const uint8_t *lone, *lone_from;    /* this lane's part of the lone row: of its first blocks, of the next ones */
+    int lone_left;                      /* blocks from lone_from on */
     uint32_t place[PLACES], scale_to, piece;
 
     __device__ __forceinline__ tile_stream(const Weights &weights, const tile_range &of, int first_row, int n_count)
@@ -74,8 +74,8 @@ template <class Weights, int TILES> struct tile_stream {
         from = w.row_data(row + lane / ROW_PIECES) + first_block * PIECES * 16 + piece * 16;
         scales = w.row_scale(row + lane % FEW_N) + 4 * (first_block + scale_block);
     }
-    __device__ __forceinline__ void begin_lone(const uint16_t *row) {
-        lone = (const uint8_t *)(row + first_block * K_BLOCK) + threadIdx.x % 32 * 16;
+    __device__ __forceinline__ void begin_lone(const uint16_t *lone_row) {
+        lone = (const uint8_t *)(lone_row + first_block * K_BLOCK) + threadIdx.x % 32 * 16;
         lone_from = lone;
         lone_left = blocks;
     }
@@ -85,7 +85,7 @@ template <class Weights, int TILES> struct tile_stream {
 #pragma unroll
         for (int i = 0; i < stage::AT_ONCE; i += 2)
             if (i + block < lone_left)
-                copy16_shared(to + (i + block) * stage::BLOCK + stage::LONE_AT + p * 16, lone_from + i * K_BLOCK * 2);
+                copy16_cached(to + (i + block) * stage::BLOCK + stage::LONE_AT + p * 16, lone_from + i * K_BLOCK * 2);
         lone_from += stage::AT_ONCE * K_BLOCK * 2;
         lone_left -= stage::AT_ONCE;
         if (lone_left > 0) return;

@@ -120,8 +120,8 @@ static __device__ __forceinline__ void copy16(uint32_t to, const void *from, boo
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(there ? 16 : 0));
 }
 
-/* The same for what other warps of the multiprocessor read too. */
-static __device__ __forceinline__ void copy16_shared(uint32_t to, const void *from) {
+/* 16 bytes to shared memory, and to L1, for what other warps of the multiprocessor read too. */
+static __device__ __forceinline__ void copy16_cached(uint32_t to, const void *from) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from));
 }
 

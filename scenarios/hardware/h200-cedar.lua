@@ -24,13 +24,13 @@ return {
   matmul_efficiency    = { 0.4021, fitted .. "h200 has 0.75" },
   attention_efficiency = { 1, "the rate above is of the kernel itself" },
   indexer_efficiency   = { 0.1322, fitted .. "h200 has 1" },
-  overlap              = { 0.01, fitted .. "h200 has 1" },
+  overlap              = { 0.01, fitted .. "h200 has 1: at its bound, so a term of the model is off" },
   -- launches and host
   kernels_per_layer    = { 18, "15-20 kernels a layer without mega-kernels" },
   fused_kernels_per_layer = { 0, "no source given" },
   side_stream_kernels  = { 0, "no source given" },
   layer_ns             = { 0, "no source given" },
-  launch_ns            = { 8.263e-06, fitted .. "h200 has 970" },
+  launch_ns            = { 8.263e-06, fitted .. "h200 has 970: hardly told" },
   eager_launch_ns      = { 6500, "6.5 us per eager launch, measured on one H200" },
   step_host_ns         = { 50000, "assumption: planning, input copies and sampling" },
   -- links
