@@ -271,6 +271,13 @@ START_TEST(first_steps_of_a_shape_are_left_out) {
 }
 END_TEST
 
+static void read_back(const char *name, char *text, size_t size) {
+    FILE *f = fopen(in_dir(name), "rb");
+    ck_assert_ptr_nonnull(f);
+    text[fread(text, 1, size - 1, f)] = 0;
+    fclose(f);
+}
+
 START_TEST(a_description_names_its_sources) {
     static const char *const parts[] = { "name = \"sources\"", "{ 1.41e+11, \"data sheet\" }",
                                          "fitted to runs 1, 2, 3, 4, 5 of measured.db", "flash-e32 on card-x;",
@@ -279,9 +286,7 @@ START_TEST(a_description_names_its_sources) {
     char words[512], text[8192];
     snprintf(words, sizeof words, "calibrate %s -o %s --device card-x", in_dir("measured.db"), in_dir("sources.lua"));
     ck_assert_msg(calibrate(words) == 0, "%s", said);
-    FILE *f = fopen(in_dir("sources.lua"), "rb");
-    text[fread(text, 1, sizeof text - 1, f)] = 0;
-    fclose(f);
+    read_back("sources.lua", text, sizeof text);
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
         ck_assert_msg(strstr(text, parts[i]), "\"%s\" is not in %s", parts[i], text);
     double fitted, held;
@@ -297,9 +302,7 @@ START_TEST(a_description_doubts_figures_at_their_bounds) {
     sql("bound.db", "UPDATE steps SET duration_ns = duration_ns / 4");
     snprintf(words, sizeof words, "calibrate %s -o %s", in_dir("bound.db"), in_dir("bound.lua"));
     ck_assert_msg(calibrate(words) == 0, "%s", said);
-    FILE *f = fopen(in_dir("bound.lua"), "rb");
-    text[fread(text, 1, sizeof text - 1, f)] = 0;
-    fclose(f);
+    read_back("bound.lua", text, sizeof text);
     ck_assert_msg(strstr(text, "fitted .. \"h200 has 0.75: at its bound, so a term of the model is off\""), "%s", text);
 }
 END_TEST
