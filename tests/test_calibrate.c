@@ -339,9 +339,7 @@ START_TEST(database_names_the_device) {
     sql("named.db", "UPDATE runs SET device = 'card-y'");
     snprintf(words, sizeof words, "calibrate %s -o %s", in_dir("named.db"), in_dir("named.lua"));
     ck_assert_msg(calibrate(words) == 0, "%s", said);
-    FILE *f = fopen(in_dir("named.lua"), "rb");
-    text[fread(text, 1, sizeof text - 1, f)] = 0;
-    fclose(f);
+    read_back("named.lua", text, sizeof text);
     ck_assert_ptr_nonnull(strstr(text, "flash-e32 on card-y;"));
 }
 END_TEST
